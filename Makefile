@@ -1,0 +1,50 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PROTOS := $(wildcard protos/orca/v1/*.proto)
+PB     := services/common/pb
+
+.PHONY: setup protos run test lint types imports check test-golden bench-pipeline clean
+
+setup: $(VENV)/.ready protos
+
+# torch is named here so that pip settles its build before anything else asks for a range of it.
+$(VENV)/.ready: pyproject.toml
+	@echo "orca: making $(VENV) and installing packages (some minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off torch==2.13.0
+	@echo "orca: torch is installed, the rest follows"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off -e '.[worker,protos,dev]'
+	@touch $@
+
+protos: $(PB)/.ready
+
+# Generated imports are rewritten to the package that the code lives in.
+$(PB)/.ready: $(PROTOS) $(VENV)/.ready
+	@rm -rf $(PB) && mkdir -p $(PB)
+	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(PB) --pyi_out=$(PB) $(PROTOS)
+	@find $(PB) -name '*.py*' -exec sed -i 's/^from orca\.v1 import/from services.common.pb.orca.v1 import/' {} +
+	@touch $(PB)/__init__.py $(PB)/orca/__init__.py $(PB)/orca/v1/__init__.py $@
+
+run: setup
+	@exec $(BIN)/orca up $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+imports: setup
+	@$(BIN)/lint-imports
+
+check: lint types imports
+
+bench-pipeline: setup
+	@$(BIN)/python -m loadtest.pipeline $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(PB) *.egg-info

@@ -1,0 +1,35 @@
+"""The `orca` command: one subcommand per process, and `up` for all of them on one machine."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "up": ("services.cli.up", "a whole system on this machine: Valkey, scheduler, workers, router"),
+    "router": ("services.router.main", "one router: the HTTP front"),
+    "scheduler": ("services.scheduler.main", "one scheduler: decides every iteration"),
+    "worker": ("services.worker.main", "one worker: a model replica"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    return "usage: orca COMMAND [--help] [options]\n\n" + "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Dispatch; each command reads its own flags. Exit code 2 and one line on a wrong command."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(f"orca: no command {command!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    result: int = importlib.import_module(COMMANDS[command][0]).main(rest)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

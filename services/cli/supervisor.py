@@ -1,0 +1,93 @@
+"""Runs child processes: restarts one that dies, with backoff, saying so; ends them in order."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FIRST_DELAY_S = 0.25
+MAX_DELAY_S = 10.0
+SETTLED_S = 20.0
+PR_SET_PDEATHSIG = 1
+CONFIGURATION_EXIT = 2
+
+
+class ChildFailed(Exception):
+    """A child cannot start as configured; the message is its own last line."""
+
+
+def _die_with_parent() -> None:
+    """In the child: get SIGTERM when the supervisor is killed. Linux only; elsewhere children may stay."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass
+class Child:
+    """One supervised process. Its output goes to a log file."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    stopping: bool = False
+    _delay: float = field(default=FIRST_DELAY_S)
+
+    async def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env={**os.environ, **self.environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is ours to hand down
+                preexec_fn=_die_with_parent,
+            )
+
+    def last_line(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    async def supervise(self, say: Callable[[str], None]) -> None:
+        """Start and restart until `stop`. Raises ChildFailed when it is not configured right."""
+        while True:
+            started = time.monotonic()
+            await self.start()
+            assert self.process is not None
+            code = await self.process.wait()
+            if self.stopping:
+                return
+            if code == CONFIGURATION_EXIT:
+                raise ChildFailed(self.last_line())
+            if time.monotonic() - started > SETTLED_S:
+                self._delay = FIRST_DELAY_S
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            say(f"{self.name} died ({how}); restarting in {self._delay:g} s; its log is {self.log}")
+            await asyncio.sleep(self._delay)
+            self._delay = min(self._delay * 2, MAX_DELAY_S)
+            self.restarts += 1
+
+    async def stop(self, timeout_s: float) -> int:
+        """SIGTERM, then SIGKILL after the timeout; returns the exit code."""
+        self.stopping = True
+        if self.process is None or self.process.returncode is not None:
+            return 0
+        self.process.terminate()
+        try:
+            return await asyncio.wait_for(self.process.wait(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            return await self.process.wait()
+
+    def kill(self) -> None:
+        self.stopping = True
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()

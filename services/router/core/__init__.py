@@ -1,0 +1,1 @@
+"""What a router decides and emits, without sockets or Redis."""

@@ -1,0 +1,136 @@
+"""A router process: wires store, backend, tokenizer and HTTP together."""
+
+import asyncio
+import json
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from services.common import log as logs
+from services.common import metrics, process
+from services.common.errors import ConfigurationError
+from services.common.models.resolve import ModelFiles, resolve_model
+from services.common.redis.store import CONNECTION_ERRORS, Store, connect
+from services.common.settings import parse
+from services.common.text.detokenizer import TokenBytes
+from services.common.text.tokenizer import TextEncoder
+from services.router.adapters.backend import Backend
+from services.router.api.routes import Service
+from services.router.app import Readiness, create_app
+from services.router.core.chat import ChatEncoder
+from services.router.settings import RouterSettings
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_THREADS = 2
+
+
+def make_service(
+    settings: RouterSettings, files: ModelFiles, backend: Backend, registry: CollectorRegistry
+) -> Service:
+    encoder = TextEncoder(files.tokenizer_json)
+    return Service(
+        backend=backend,
+        files=files,
+        encoder=encoder,
+        chat=ChatEncoder(files, encoder),
+        table=TokenBytes(files.tokenizer_json),
+        metrics=metrics.RouterMetrics(registry),
+        tokenizing=ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize"),
+        max_body_bytes=settings.max_body_bytes,
+        keep_alive_s=settings.keep_alive,
+        model_names=frozenset({files.name, settings.model}),
+        started=int(time.time()),
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its own signal handlers: ours drain."""
+
+    def install_signal_handlers(self) -> None:
+        return None
+
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        import contextlib
+
+        return contextlib.nullcontext()
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Serve until a signal; then not ready, open streams finish, exit."""
+    files = await asyncio.to_thread(resolve_model, settings.model)
+    incarnation = f"{settings.name}-{uuid.uuid4().hex[:12]}"
+    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
+    backend = Backend(store, incarnation, settings.max_requests, settings.resume_window)
+    registry = CollectorRegistry()
+    service = make_service(settings, files, backend, registry)
+    readiness = Readiness(backend)
+    ports = [port for port in settings.fleet_metrics.split(",") if port]
+    app = create_app(service, readiness, registry, ports)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=int(settings.drain) or None,
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    server = _Server(config)
+    stop = asyncio.Event()
+    process.on_signals(stop)
+
+    async def drain() -> None:
+        readiness.draining = True
+        deadline = time.monotonic() + settings.drain
+        while backend.num_streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        server.should_exit = True
+        await serving
+        await backend.settle()
+
+    serving = asyncio.ensure_future(_serve_http(server))
+    beat = process.heartbeat(store, "routers", incarnation, lambda: json.dumps({"name": settings.name}))
+    try:
+        await process.run_until(stop, _forever(serving), backend.run(), beat, drain=drain)
+        await store.register("routers", incarnation, "", 0)
+    except CONNECTION_ERRORS as error:
+        log.warning("could not sign off: %s", error)
+    finally:
+        service.tokenizing.shutdown(wait=False, cancel_futures=True)
+        await store.aclose()
+
+
+async def _forever(serving: "asyncio.Future[None]") -> None:
+    await asyncio.shield(serving)
+
+
+async def _serve_http(server: uvicorn.Server) -> None:
+    try:
+        await server.serve()
+    except SystemExit:
+        raise ConfigurationError(
+            f"cannot listen on {server.config.host}:{server.config.port}: the port is taken"
+        ) from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `orca router`."""
+    try:
+        settings = parse(RouterSettings, sys.argv[1:] if argv is None else argv, "orca router")
+    except ConfigurationError as error:
+        sys.stderr.write(f"orca router: {error.message}\n")
+        return 2
+    logs.configure(settings.name, settings.log_level)
+    return process.run(serve(settings), "orca router")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The core's records to protobuf and back."""
+
+from services.common.codec import sampling_to_proto
+from services.common.pb.orca.v1 import common_pb2, worker_pb2
+from services.scheduler.core.request import FinishReason
+from services.scheduler.core.step import SequenceOutput, StepPlan, StepResult, WorkerLimits
+from services.scheduler.engine import Assignment, PublishOutcome
+
+FINISH: dict[int, FinishReason | None] = {
+    common_pb2.FINISH_REASON_UNSPECIFIED: None,
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    common_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+
+def plan_to_proto(plan: StepPlan, added: list[Assignment], epoch: int) -> worker_pb2.SchedulerMessage:
+    return worker_pb2.SchedulerMessage(
+        plan=worker_pb2.StepPlan(
+            number=plan.number,
+            epoch=epoch,
+            full=plan.full,
+            release=plan.release,
+            add=[_new_sequence(assignment) for assignment in added],
+            blocks=[worker_pb2.BlockGrant(sequence_id=i, block_ids=blocks) for i, blocks in plan.blocks],
+            chunks=[worker_pb2.Chunk(sequence_id=i, num_tokens=tokens) for i, tokens in plan.chunks],
+            hold=plan.hold,
+            resume=plan.resume,
+        )
+    )
+
+
+def _new_sequence(assignment: Assignment) -> worker_pb2.NewSequence:
+    sequence = assignment.item.sequence
+    return worker_pb2.NewSequence(
+        sequence_id=assignment.item.sequence_id,
+        request_id=sequence.request_id,
+        choice=sequence.choice,
+        attempt=assignment.attempt,
+        prompt=sequence.prompt,
+        output=sequence.output,
+        sampling=sampling_to_proto(assignment.params),
+        prompt_index=assignment.prompt_index,
+    )
+
+
+def result_from_proto(proto: worker_pb2.StepResult) -> StepResult:
+    outputs = (
+        SequenceOutput(item.sequence_id, tuple(item.token_ids), FINISH[item.finish_reason]) for item in proto.sequences
+    )
+    return StepResult(proto.plan_number, tuple(outputs))
+
+
+def outcome_from_proto(proto: worker_pb2.PublishOutcome) -> PublishOutcome:
+    answer = worker_pb2.PublishAnswer.Name(proto.answer).removeprefix("PUBLISH_ANSWER_").lower()
+    return PublishOutcome(proto.sequence_id, answer, FINISH[proto.finish_reason])
+
+
+def limits_from_hello(hello: worker_pb2.Hello, max_num_seqs: int, token_budget: int) -> WorkerLimits:
+    return WorkerLimits(
+        num_blocks=hello.num_blocks,
+        block_size=hello.block_size,
+        max_model_len=hello.max_model_len,
+        max_num_seqs=max_num_seqs,
+        token_budget=token_budget,
+        max_in_flight=hello.max_in_flight,
+        stages=hello.stages,
+    )

@@ -1,0 +1,133 @@
+"""Finds workers in their registration and keeps a session with each."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import grpc
+
+from services.common import rpc
+from services.common.pb.orca.v1 import worker_pb2
+from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
+from services.scheduler.adapters import codec
+from services.scheduler.core.step import StepPlan
+from services.scheduler.engine import Assignment, Engine
+
+log = logging.getLogger(__name__)
+
+DISCOVERY_S = 0.25
+
+
+class Session:
+    """One session with one worker; implements the engine's `WorkerLink`."""
+
+    def __init__(self, name: str, engine: Engine, epoch: int) -> None:
+        self.name = name
+        self._engine = engine
+        self._epoch = epoch
+        self._outgoing: asyncio.Queue[worker_pb2.SchedulerMessage] = asyncio.Queue()
+        self._call: Any = None
+
+    def send(self, plan: StepPlan, added: list[Assignment]) -> None:
+        self._outgoing.put_nowait(codec.plan_to_proto(plan, added, self._epoch))
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self, address: str, max_num_seqs: int, token_budget: int) -> None:
+        """Dial, hear hello, then exchange plans and results until either side goes. Raises grpc.RpcError."""
+        async with rpc.dial(address) as channel:
+            self._call = rpc.open_session(channel)
+            hello = (await self._call.read()).hello
+            limits = codec.limits_from_hello(hello, max_num_seqs, token_budget)
+            log.info("%s is connected: %d blocks of %d", self.name, limits.num_blocks, limits.block_size)
+            self._engine.on_worker(self.name, self, limits)
+            writer = asyncio.create_task(self._write())
+            try:
+                self._engine.pump()
+                while (message := await self._call.read()) is not grpc.aio.EOF:
+                    self._take(message)
+                    self._engine.pump()
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+                self._engine.on_worker_lost(self.name)
+                self._engine.pump()
+
+    async def _write(self) -> None:
+        while True:
+            await self._call.write(await self._outgoing.get())
+
+    def _take(self, message: worker_pb2.WorkerMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "result":
+            if message.result.error:
+                # What the worker holds is not what we think: start anew, from the journal.
+                log.error("%s could not run plan %d: %s", self.name, message.result.plan_number, message.result.error)
+                self.close()
+                return
+            self._engine.on_result(self.name, codec.result_from_proto(message.result))
+        elif kind == "published":
+            for outcome in message.published.outcomes:
+                self._engine.on_outcome(codec.outcome_from_proto(outcome))
+        elif kind == "refusal":
+            log.error("%s refused plan %d: %s", self.name, message.refusal.plan_number, message.refusal.reason)
+            self.close()
+
+
+class Workers:
+    """A session per registered worker, dialled again with backoff when it ends."""
+
+    def __init__(self, store: Store, engine: Engine, epoch: int, max_num_seqs: int, token_budget: int) -> None:
+        self._store = store
+        self._engine = engine
+        self._epoch = epoch
+        self._max_num_seqs = max_num_seqs
+        self._token_budget = token_budget
+        self._known: dict[str, dict[str, Any]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Watch the registrations. Ends by cancellation; a bug in a session ends it too."""
+        try:
+            while True:
+                try:
+                    documents = await self._store.registered("workers")
+                    self._known = {name: json.loads(document) for name, document in documents.items()}
+                except CONNECTION_ERRORS:
+                    log.debug("Redis does not answer; the workers known so far stay")
+                for name in self._known.keys() - self._tasks.keys():
+                    self._tasks[name] = asyncio.create_task(self._keep(name))
+                for name in [name for name, task in self._tasks.items() if task.done()]:
+                    self._tasks.pop(name).result()
+                await asyncio.sleep(DISCOVERY_S)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _keep(self, name: str) -> None:
+        waits = backoff()
+        while name in self._known:
+            try:
+                session = Session(name, self._engine, self._epoch)
+                await session.run(self._known[name]["address"], self._max_num_seqs, self._token_budget)
+                log.warning("%s has gone", name)
+                waits = backoff()
+            except (grpc.RpcError, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_ours(error):
+                    raise
+                log.warning("%s is lost: %s", name, _reason(error))
+            await anext(waits)
+
+
+def _is_ours(_: asyncio.CancelledError) -> bool:
+    """True if this task was asked to end; a call that `close` cancelled raises the same class."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reason(error: BaseException) -> str:
+    return error.details() or error.code().name if isinstance(error, grpc.aio.AioRpcError) else "session closed"

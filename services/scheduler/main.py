@@ -1,0 +1,123 @@
+"""A scheduler process: takes the lead, then wires core, engine, journal and workers together."""
+
+import asyncio
+import logging
+import sys
+import uuid
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from services.common import log as logs
+from services.common import metrics, process
+from services.common.errors import ConfigurationError
+from services.common.redis.store import CONNECTION_ERRORS, Store, backoff, connect
+from services.common.settings import parse
+from services.scheduler.adapters.redis_journal import RedisJournal
+from services.scheduler.adapters.workers import Workers
+from services.scheduler.core.order import ORDER_POLICIES
+from services.scheduler.core.policies import BATCHING_POLICIES
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.engine import Engine
+from services.scheduler.settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
+
+LEAD_TTL_MS = 3_000
+
+
+class LeadLost(Exception):
+    """Another scheduler leads: this process ends, and its supervisor starts it as a standby."""
+
+
+async def take_lead(store: Store, identity: str) -> int:
+    """Wait until the lead is ours; returns the epoch."""
+    waits = backoff(cap_s=0.5)
+    said = False
+    while True:
+        try:
+            lead = await store.lead(identity, LEAD_TTL_MS)
+            if lead is not None:
+                return lead[0]
+            if not said:
+                log.info("another scheduler leads; standing by")
+        except CONNECTION_ERRORS as error:
+            if not said:
+                log.warning("Redis does not answer (%s); trying again", error)
+        said = True
+        await anext(waits)
+
+
+async def keep_lead(store: Store, identity: str, epoch: int) -> None:
+    """Renew the lead. Cut off from Redis, go on under the epoch. Raises LeadLost when another has it."""
+    while True:
+        await asyncio.sleep(LEAD_TTL_MS / 3000)
+        try:
+            lead = await store.lead(identity, LEAD_TTL_MS)
+        except CONNECTION_ERRORS:
+            log.debug("Redis does not answer; going on under epoch %d", epoch)
+            continue
+        if lead is None or lead[0] != epoch:
+            raise LeadLost(f"epoch {epoch} is over")
+
+
+def expose(engine: Engine, registry: CollectorRegistry) -> None:
+    """Gauges that read the core when they are scraped."""
+    gauges = metrics.SchedulerMetrics(registry)
+    core = engine.core
+    gauges.running.set_function(lambda: core.num_running)
+    gauges.waiting.set_function(lambda: core.num_waiting)
+    gauges.workers.set_function(lambda: len(core.workers))
+    gauges.blocks.labels("free").set_function(lambda: sum(w.pool.num_free for w in list(core.workers.values())))
+    gauges.blocks.labels("used").set_function(lambda: sum(w.pool.num_used for w in list(core.workers.values())))
+    gauges.blocks.labels("cached").set(0)
+    gauges.count(lambda: core.num_preemptions, lambda: engine.num_plans)
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Lead until a signal, or until the lead is lost."""
+    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
+    identity = f"{settings.name}-{uuid.uuid4().hex[:12]}"
+    stop = asyncio.Event()
+    process.on_signals(stop)
+    taking = asyncio.create_task(take_lead(store, identity))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not taking.done():
+        taking.cancel()
+        await store.aclose()
+        return
+    epoch = taking.result()
+    log.info("leading with epoch %d: %s, %s", epoch, settings.policy, settings.order)
+    core = Scheduler(BATCHING_POLICIES[settings.policy](), ORDER_POLICIES[settings.order]())
+    journal = RedisJournal(store, epoch)
+    engine = Engine(core, journal, settings.depth)
+    workers = Workers(store, engine, epoch, settings.max_num_seqs, settings.token_budget)
+    registry = CollectorRegistry()
+    expose(engine, registry)
+    metrics.serve(registry, settings.metrics_port)
+    try:
+        await process.run_until(
+            stop, workers.run(), journal.read(engine), journal.work(engine), keep_lead(store, identity, epoch)
+        )
+        await store.lead(identity, 0)
+    except CONNECTION_ERRORS as error:
+        log.warning("could not resign: %s", error)
+    finally:
+        stopping.cancel()
+        await store.aclose()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `orca scheduler`."""
+    try:
+        settings = parse(SchedulerSettings, sys.argv[1:] if argv is None else argv, "orca scheduler")
+    except ConfigurationError as error:
+        sys.stderr.write(f"orca scheduler: {error.message}\n")
+        return 2
+    logs.configure(settings.name, settings.log_level)
+    return process.run(serve(settings), "orca scheduler")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The worker's side of the session with the scheduler."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from services.common.pb.orca.v1 import worker_pb2
+from services.worker.adapters.codec import outcomes_to_proto, plan_from_proto, result_to_proto
+from services.worker.adapters.publisher import Outcome
+from services.worker.core.plan import StepOutput
+from services.worker.engine import StepLoop
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a worker is, for hello and registration."""
+
+    name: str
+    incarnation: str
+    model: str
+    max_in_flight: int
+    max_model_len: int
+    vocab_size: int
+
+
+class SessionServer:
+    """Serves one scheduler at a time; a newer session takes over from an older one."""
+
+    def __init__(self, identity: Identity, loop: StepLoop) -> None:
+        self._identity = identity
+        self._loop = loop
+        self._outgoing: asyncio.Queue[worker_pb2.WorkerMessage] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._outgoing is not None
+
+    def send_step(self, step: StepOutput) -> None:
+        self._send(result_to_proto(step))
+
+    def send_outcomes(self, outcomes: list[Outcome]) -> None:
+        self._send(outcomes_to_proto(outcomes))
+
+    def _send(self, message: worker_pb2.WorkerMessage) -> None:
+        # Without a scheduler the message is for nobody: the next one starts from the journal, not from us.
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(message)
+
+    async def session(
+        self, requests: AsyncIterator[worker_pb2.SchedulerMessage], context: Any
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        """The rpc: hello, then results and outcomes while plans come in."""
+        outgoing: asyncio.Queue[worker_pb2.WorkerMessage] = asyncio.Queue()
+        self._outgoing = outgoing
+        log.info("a scheduler has connected")
+        reader = asyncio.create_task(self._read(requests, outgoing))
+        try:
+            yield self._hello()
+            while not reader.done():
+                getter = asyncio.ensure_future(outgoing.get())
+                done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
+                if getter not in done:
+                    getter.cancel()
+                    break
+                yield getter.result()
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError, grpc.RpcError):
+                await reader
+            if self._outgoing is outgoing:
+                self._outgoing = None
+            log.warning("the scheduler has gone; waiting for the next")
+
+    async def _read(
+        self,
+        requests: AsyncIterator[worker_pb2.SchedulerMessage],
+        outgoing: asyncio.Queue[worker_pb2.WorkerMessage],
+    ) -> None:
+        async for message in requests:
+            plan = plan_from_proto(message.plan)
+            if not self._loop.submit(plan):
+                refusal = worker_pb2.Refusal(
+                    plan_number=plan.number, highest_epoch=self._loop.highest_epoch, reason="stale epoch"
+                )
+                outgoing.put_nowait(worker_pb2.WorkerMessage(refusal=refusal))
+
+    def _hello(self) -> worker_pb2.WorkerMessage:
+        identity, loop = self._identity, self._loop
+        held = [
+            worker_pb2.HeldSequence(
+                request_id=sequence.request_id,
+                choice=sequence.choice,
+                num_computed_tokens=sequence.num_computed,
+                chained_hash=digest,
+                block_table=sequence.block_table,
+            )
+            for sequence, digest in loop.batch.held()
+        ]
+        hello = worker_pb2.Hello(
+            incarnation=identity.incarnation,
+            worker=identity.name,
+            model=identity.model,
+            max_in_flight=identity.max_in_flight,
+            last_plan=loop.last_plan,
+            highest_epoch=loop.highest_epoch,
+            num_blocks=loop.executor.num_blocks,
+            block_size=loop.executor.block_size,
+            max_model_len=identity.max_model_len,
+            stages=1,
+            shards=1,
+            held=held,
+        )
+        return worker_pb2.WorkerMessage(hello=hello)

@@ -1,0 +1,1 @@
+"""What a worker does with a plan, without device, network or clock."""

@@ -1,0 +1,136 @@
+"""Sequence states from deltas: applies plans, lists a step's rows, applies each request's own end rules."""
+
+import hashlib
+from array import array
+from collections.abc import Collection
+
+from services.worker.core.plan import BatchRow, NewSequence, Plan, Sampled, SequenceOutput, SequenceState
+
+
+class PlanError(Exception):
+    """The plan contradicts what the worker holds or can do; nothing of the step was run."""
+
+
+class InputBatch:
+    """All sequences that this worker knows, and the step to run next."""
+
+    def __init__(self, num_blocks: int, block_size: int, eos_token_ids: Collection[int]) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._eos = frozenset(eos_token_ids)
+        self.sequences: dict[int, SequenceState] = {}
+
+    def apply(self, plan: Plan) -> list[BatchRow]:
+        """Take over a plan's deltas and list its rows. Raises PlanError."""
+        if plan.full:
+            self.sequences.clear()
+        for sequence_id in plan.release:
+            self.drop(sequence_id)
+        for new in plan.add:
+            self._add(new, plan.epoch)
+        for sequence_id, blocks in plan.blocks:
+            self._grant(sequence_id, blocks)
+        self._set_held(plan.hold, True)
+        self._set_held(plan.resume, False)
+        return self._rows(plan)
+
+    def drop(self, sequence_id: int) -> None:
+        """Forget a sequence; unknown ones too (it may have ended by its own rules)."""
+        self.sequences.pop(sequence_id, None)
+
+    def _add(self, new: NewSequence, epoch: int) -> None:
+        if new.sequence_id in self.sequences:
+            raise PlanError(f"sequence {new.sequence_id} is already here")
+        if not new.prompt:
+            raise PlanError(f"sequence {new.sequence_id} has no prompt")
+        self.sequences[new.sequence_id] = SequenceState(
+            sequence_id=new.sequence_id,
+            request_id=new.request_id,
+            choice=new.choice,
+            prompt_index=new.prompt_index,
+            epoch=epoch,
+            attempt=new.attempt,
+            params=new.params,
+            num_prompt=len(new.prompt),
+            tokens=[*new.prompt, *new.output],
+            num_computed=new.num_computed,
+        )
+
+    def _grant(self, sequence_id: int, blocks: tuple[int, ...]) -> None:
+        if any(not 0 <= block < self.num_blocks for block in blocks):
+            raise PlanError(f"block ids {blocks} are not all within the pool of {self.num_blocks}")
+        if sequence_id in self.sequences:
+            self.sequences[sequence_id].block_table.extend(blocks)
+
+    def _set_held(self, sequence_ids: tuple[int, ...], held: bool) -> None:
+        for sequence_id in sequence_ids:
+            if sequence_id in self.sequences:
+                self.sequences[sequence_id].held = held
+
+    def _rows(self, plan: Plan) -> list[BatchRow]:
+        rows = [
+            self._row(sequence, 1) for sequence in self.sequences.values() if sequence.decoding and not sequence.held
+        ]
+        for sequence_id, num_tokens in plan.chunks:
+            sequence = self.sequences.get(sequence_id)
+            if sequence is not None:
+                sequence.decoding = False
+                rows.append(self._row(sequence, num_tokens))
+        return rows
+
+    def _row(self, sequence: SequenceState, num_tokens: int) -> BatchRow:
+        end = sequence.num_computed + num_tokens
+        if num_tokens < 1 or end > len(sequence.tokens):
+            raise PlanError(f"{num_tokens} tokens planned for {sequence.request_id}, more than there are")
+        if end > len(sequence.block_table) * self.block_size:
+            raise PlanError(f"{sequence.request_id} has no slot for position {end - 1}")
+        return BatchRow(sequence, sequence.num_computed, num_tokens)
+
+    def finish_step(self, rows: list[BatchRow], sampled: list[Sampled]) -> list[SequenceOutput]:
+        """Apply a step's samples, one per row that samples, in order."""
+        samples = iter(sampled)
+        return [self._finish_row(row, next(samples) if row.samples else None) for row in rows]
+
+    def _finish_row(self, row: BatchRow, sample: Sampled | None) -> SequenceOutput:
+        sequence = row.sequence
+        sequence.num_computed += row.num_tokens
+        index = sequence.num_output
+        if sample is None:
+            return SequenceOutput(sequence, row.num_tokens, index, (), (), None)
+        sequence.decoding = True
+        if sample.token_id is None:
+            self.drop(sequence.sequence_id)
+            return SequenceOutput(sequence, row.num_tokens, index, (), (), "error")
+        sequence.tokens.append(sample.token_id)
+        reason = self._end(sequence, sample.token_id)
+        if reason:
+            self.drop(sequence.sequence_id)
+        logprobs = (sample.logprobs,) if sample.logprobs else ()
+        return SequenceOutput(sequence, row.num_tokens, index, (sample.token_id,), logprobs, reason)
+
+    def _end(self, sequence: SequenceState, token: int) -> str | None:
+        """The request's own end rules; stop strings are found later, where text is made."""
+        params = sequence.params
+        if sequence.num_output >= params.min_tokens:
+            if token in self._eos and not params.ignore_eos:
+                return "stop"
+            if token in params.stop_token_ids:
+                return "stop"
+        return "length" if sequence.num_output >= params.max_tokens else None
+
+    def banned(self, sequence: SequenceState) -> list[int]:
+        """Tokens that may not be sampled now: the end tokens, before min_tokens."""
+        if sequence.num_output >= sequence.params.min_tokens:
+            return []
+        return [*self._eos, *sequence.params.stop_token_ids]
+
+    def held(self) -> list[tuple[SequenceState, bytes]]:
+        """Sequences whose KV is still here, each with the chained hash of its computed blocks."""
+        return [(sequence, self._chained_hash(sequence)) for sequence in self.sequences.values()]
+
+    def _chained_hash(self, sequence: SequenceState) -> bytes:
+        digest = b""
+        for start in range(0, sequence.num_computed, self.block_size):
+            tokens = sequence.tokens[start : min(start + self.block_size, sequence.num_computed)]
+            digest = hashlib.sha256(digest + array("I", tokens).tobytes()).digest()
+        return digest

@@ -1,0 +1,110 @@
+"""The records that a worker receives and gives back."""
+
+from dataclasses import dataclass, field
+
+from services.common.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    sequence_id: int
+    request_id: str
+    choice: int
+    prompt_index: int
+    attempt: int
+    prompt: list[int]
+    output: list[int]
+    params: SamplingParams
+    num_computed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, as a delta: a sequence that decodes on is not mentioned."""
+
+    number: int
+    epoch: int
+    full: bool = False
+    release: tuple[int, ...] = ()
+    add: tuple[NewSequence, ...] = ()
+    blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    hold: tuple[int, ...] = ()
+    resume: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of the model's own distribution, before temperature, penalties and bias. top: (token id, logprob), best first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the executor chose for one row; token_id is None when the row's logits were not numbers."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """A sequence as the worker knows it. tokens = prompt + output; the first num_computed have KV in the blocks."""
+
+    sequence_id: int
+    request_id: str
+    choice: int
+    prompt_index: int
+    epoch: int
+    attempt: int
+    params: SamplingParams
+    num_prompt: int
+    tokens: list[int]
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    decoding: bool = False
+    held: bool = False
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One sequence's share of the step: tokens[start : start + num_tokens], then a sample if these are its last."""
+
+    sequence: SequenceState
+    start: int
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.num_tokens == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step did for one sequence. index: position of the first new token among the outputs."""
+
+    sequence: SequenceState
+    num_computed: int
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything that came of one plan. Times in ns of the worker's monotonic clock."""
+
+    plan: Plan
+    outputs: tuple[SequenceOutput, ...]
+    started_ns: int
+    finished_ns: int
+    idle_ns: int
+    num_rows: int
+    error: str = ""

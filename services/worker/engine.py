@@ -1,0 +1,110 @@
+"""The step loop: takes plans, runs one step each, hands on what came of it. A thread of its own.
+
+Health, drain and publishing never wait for a step: they live on the event loop, and the two meet at queues only.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from services.worker.core.input_batch import InputBatch, PlanError
+from services.worker.core.plan import Plan, StepOutput
+from services.worker.executor.base import Executor
+
+log = logging.getLogger(__name__)
+
+# Steps whose tokens wait to be published; when Redis is away this long the loop pauses. It never drops.
+MAX_BACKLOG = 256
+
+
+class StepLoop(threading.Thread):
+    """Runs plans in the order in which they come. `emit` is called on this thread, once per plan.
+
+    A repeated plan number is answered with the kept result.
+    """
+
+    def __init__(
+        self, executor: Executor, batch: InputBatch, emit: Callable[[StepOutput], None], keep_results: int
+    ) -> None:
+        super().__init__(name="step-loop", daemon=True)
+        self.batch = batch
+        self.executor = executor
+        self.last_plan = 0
+        self.highest_epoch = 0
+        self._emit = emit
+        self._inbox: queue.SimpleQueue[Plan | int | None] = queue.SimpleQueue()
+        self._backlog = threading.Semaphore(MAX_BACKLOG)
+        self._kept: dict[int, StepOutput] = {}
+        self._keep_results = keep_results
+        self._last_end_ns = 0
+
+    # -- called from the event loop
+
+    def submit(self, plan: Plan) -> bool:
+        """Queue a plan. False if its epoch is older than one already seen: a stale leader."""
+        if plan.epoch < self.highest_epoch:
+            return False
+        self.highest_epoch = plan.epoch
+        self._inbox.put(plan)
+        return True
+
+    def drop(self, sequence_id: int) -> None:
+        """A sequence has ended outside the step (stop string, lost fence); what it still computes is discarded."""
+        self._inbox.put(sequence_id)
+
+    def published(self, steps: int) -> None:
+        """Steps have left the backlog."""
+        self._backlog.release(steps)
+
+    def stop(self) -> None:
+        self._inbox.put(None)
+
+    # -- the thread
+
+    def run(self) -> None:
+        while (message := self._inbox.get()) is not None:
+            if isinstance(message, int):
+                self.batch.drop(message)
+            else:
+                self._run_plan(message)
+
+    def _run_plan(self, plan: Plan) -> None:
+        kept = self._kept.get(plan.number)
+        if kept is not None and not plan.full and kept.plan.epoch == plan.epoch:
+            self._emit_result(kept)
+            return
+        if plan.full:
+            self._kept.clear()
+        self._backlog.acquire()
+        output = self._step(plan)
+        self.last_plan = plan.number
+        self._kept[plan.number] = output
+        self._kept.pop(plan.number - self._keep_results, None)
+        self._emit_result(output)
+
+    def _emit_result(self, output: StepOutput) -> None:
+        try:
+            self._emit(output)
+        except RuntimeError:
+            log.info("the event loop has ended; plan %d is not answered", output.plan.number)
+
+    def _step(self, plan: Plan) -> StepOutput:
+        started = time.monotonic_ns()
+        try:
+            rows = self.batch.apply(plan)
+            if not rows:
+                return StepOutput(plan, (), started, started, 0, 0)
+            banned = [self.batch.banned(row.sequence) for row in rows]
+            started = time.monotonic_ns()
+            sampled = self.executor.execute(rows, banned)
+            finished = time.monotonic_ns()
+            idle = started - self._last_end_ns if self._last_end_ns else 0
+            self._last_end_ns = finished
+            num_rows = sum(row.num_tokens for row in rows)
+            outputs = self.batch.finish_step(rows, sampled)
+        except PlanError as error:
+            log.error("plan %d refused: %s", plan.number, error)
+            return StepOutput(plan, (), started, time.monotonic_ns(), 0, 0, str(error))
+        return StepOutput(plan, tuple(outputs), started, finished, idle, num_rows)

@@ -1,0 +1,147 @@
+"""A worker process: wires executor, step loop, publisher and session together."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from services.common import log as logs
+from services.common import metrics, process, rpc
+from services.common.errors import ConfigurationError
+from services.common.models.resolve import ModelFiles, resolve_model
+from services.common.redis.store import CONNECTION_ERRORS, Store, connect
+from services.common.settings import parse
+from services.common.text.detokenizer import Detokenizer, TokenBytes
+from services.worker.adapters.publisher import Publisher
+from services.worker.adapters.session import Identity, SessionServer
+from services.worker.core.input_batch import InputBatch
+from services.worker.core.plan import StepOutput
+from services.worker.core.publishing import PublishBook
+from services.worker.engine import StepLoop
+from services.worker.executor.base import Executor
+from services.worker.executor.fake import FakeExecutor
+from services.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+FAKE_BLOCKS = 4096
+DRAIN_S = 10.0
+
+
+def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
+    """The executor that the settings name. Raises ConfigurationError."""
+    if settings.executor == "fake":
+        blocks = settings.kv_blocks or FAKE_BLOCKS
+        return FakeExecutor(blocks, settings.block_size, files.vocab_size, settings.fake_step_ms / 1000)
+    try:
+        import torch
+
+        from services.worker.executor.torch_executor import TorchExecutor
+        from services.worker.model.loader import pick_dtype
+    except ImportError as error:
+        raise ConfigurationError(f"the torch executor needs the 'worker' extra: {error}") from None
+    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    name = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda: torch sees no CUDA device")
+    device = torch.device(name)
+    return TorchExecutor(files, pick_dtype(settings.dtype, device), device, settings.kv_blocks, settings.block_size)
+
+
+def observe(gauges: metrics.WorkerMetrics, step: StepOutput) -> None:
+    """Count one step."""
+    if not step.num_rows:
+        return
+    gauges.steps.inc()
+    gauges.step_duration.observe((step.finished_ns - step.started_ns) / 1e9)
+    gauges.step_sequences.observe(len(step.outputs))
+    gauges.step_tokens.observe(step.num_rows)
+    if step.idle_ns:
+        gauges.step_idle.observe(step.idle_ns / 1e9)
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Run the worker until a signal; what was computed is published before it ends."""
+    files = resolve_model(settings.model)
+    log.info("loading %s", files.name)
+    executor = await asyncio.to_thread(make_executor, settings, files)
+    identity = Identity(
+        name=settings.name,
+        incarnation=uuid.uuid4().hex,
+        model=files.name,
+        max_in_flight=settings.max_in_flight,
+        max_model_len=files.max_model_len,
+        vocab_size=files.vocab_size,
+    )
+    registry = CollectorRegistry()
+    gauges = metrics.WorkerMetrics(registry, settings.name)
+    metrics.serve(registry, settings.metrics_port)
+    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
+    gauges.count(lambda: executor.num_model_calls, lambda: publisher.num_round_trips)
+    loop = asyncio.get_running_loop()
+    table = TokenBytes(files.tokenizer_json)
+
+    def on_step(step: StepOutput) -> None:
+        observe(gauges, step)
+        session.send_step(step)
+        publisher.put(step)
+
+    batch = InputBatch(executor.num_blocks, executor.block_size, files.eos_token_ids)
+    steps = StepLoop(
+        executor, batch, emit=lambda step: loop.call_soon_threadsafe(on_step, step), keep_results=settings.max_in_flight
+    )
+    session = SessionServer(identity, steps)
+    book = PublishBook(new_decoder=lambda: Detokenizer(table).push)
+    publisher = Publisher(store, settings.name, book, session.send_outcomes, steps.drop, steps.published)
+    server, port = await rpc.serve(session.session, settings.host, settings.port)
+    document = json.dumps(
+        {
+            "address": f"{settings.advertise_host or settings.host}:{port}",
+            "incarnation": identity.incarnation,
+            "model": identity.model,
+            "num_blocks": executor.num_blocks,
+            "block_size": executor.block_size,
+            "max_model_len": identity.max_model_len,
+            "vocab_size": identity.vocab_size,
+        }
+    )
+    stop = asyncio.Event()
+    process.on_signals(stop)
+    steps.start()
+    log.info("%s is listening on port %d with %d blocks of KV", settings.name, port, executor.num_blocks)
+
+    async def drain() -> None:
+        """Take no more plans; what was computed is published."""
+        await server.stop(grace=0.5)
+        steps.stop()
+        await asyncio.to_thread(steps.join, DRAIN_S)
+        await publisher.drained()
+
+    beat = process.heartbeat(store, "workers", settings.name, lambda: document)
+    try:
+        await process.run_until(stop, publisher.run(), beat, drain=lambda: asyncio.wait_for(drain(), DRAIN_S))
+        await store.register("workers", settings.name, "", 0)
+    except (*CONNECTION_ERRORS, TimeoutError) as error:
+        log.warning("drain is not complete: %s", error or "Redis did not answer in time")
+    finally:
+        await store.aclose()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `orca worker`."""
+    try:
+        settings = parse(WorkerSettings, sys.argv[1:] if argv is None else argv, "orca worker")
+    except ConfigurationError as error:
+        sys.stderr.write(f"orca worker: {error.message}\n")
+        return 2
+    logs.configure(settings.name, settings.log_level)
+    return process.run(serve(settings), "orca worker")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

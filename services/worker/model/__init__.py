@@ -1,0 +1,1 @@
+"""The model: transformers code with one registered attention function over paged KV."""

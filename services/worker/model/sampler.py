@@ -1,0 +1,166 @@
+"""Sampling: a function of (seed, prompt, choice, position), row by row, vectorised over the rows of a step.
+
+One counter-based uniform per row and inverse CDF. Never a full sort: candidates come from top-k first. Greedy rows
+skip all of it. Whatever is reduced is reduced along a row, so a neighbour cannot change a row's result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from services.common.request import SamplingParams
+from services.worker.core.plan import Sampled, TokenLogprobs
+
+GREEDY_BELOW = 1e-3
+FIRST_CANDIDATES = 64
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row of logits: how to sample it, and the history that penalties look at."""
+
+    params: SamplingParams
+    prompt_index: int
+    choice: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+    banned: Sequence[int]
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature < GREEDY_BELOW
+
+
+def _mix(x: int) -> int:
+    """splitmix64's finaliser."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def uniform(seed: int, prompt_index: int, choice: int, position: int) -> float:
+    """A number in [0, 1) for one position of one choice; the same wherever and whenever it is asked for."""
+    key = _mix(_mix(seed & _MASK) ^ _mix((prompt_index << 32) | choice))
+    return (_mix(key ^ _mix(position)) >> 11) / (1 << 53)
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """logits: [rows, vocabulary] float32, changed in place. One Sampled per row."""
+    finite = ~torch.isnan(logits.amax(dim=-1))
+    wanting = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+    logprobs = torch.log_softmax(logits[wanting], dim=-1) if wanting else None
+    for index, row in enumerate(rows):
+        _adjust(logits[index], row)
+    tokens = torch.argmax(logits, dim=-1)
+    drawn = [index for index, row in enumerate(rows) if not row.greedy and bool(finite[index])]
+    if drawn:
+        tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
+    chosen = tokens.tolist()
+    details = dict(zip(wanting, _details(logprobs, wanting, chosen, rows), strict=True)) if logprobs is not None else {}
+    return [
+        Sampled(chosen[index], details.get(index)) if ok else Sampled(None) for index, ok in enumerate(finite.tolist())
+    ]
+
+
+def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
+    """Penalties, bias and bans of one row, in place; does nothing for a plain row."""
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*row.prompt, *row.output}), device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and row.output:
+        ids, counts = torch.tensor(list(row.output), device=logits.device).unique(return_counts=True)
+        logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device, dtype=logits.dtype)
+        # -100 bans and +100 forces, as users of the API expect, whatever the logits' scale.
+        for token, bias in params.logit_bias.items():
+            if abs(bias) >= 100:
+                logits[token] = float("-inf") if bias < 0 else logits[token] + 1e9
+    if row.banned:
+        logits[list(row.banned)] = float("-inf")
+
+
+def _draw(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+    """Token ids, [rows], of the rows that are not greedy."""
+    device = logits.device
+    temperature = torch.tensor([row.params.temperature for row in rows], device=device, dtype=logits.dtype)
+    scaled = logits / temperature.unsqueeze(1)
+    draws = [uniform(row.params.seed, row.prompt_index, row.choice, len(row.output)) for row in rows]
+    u = torch.tensor(draws, device=device, dtype=torch.float64)
+    out = torch.empty(len(rows), dtype=torch.long, device=device)
+    filtered = [_is_filtered(row.params) for row in rows]
+    plain = [index for index, flag in enumerate(filtered) if not flag]
+    if plain:
+        cdf = torch.softmax(scaled[plain], dim=-1).double().cumsum(dim=-1)
+        out[plain] = _invert(cdf, cdf[:, -1], u[plain])
+    chosen = [index for index, flag in enumerate(filtered) if flag]
+    if chosen:
+        out[chosen] = _draw_filtered(scaled[chosen], [rows[index].params for index in chosen], u[chosen])
+    return out
+
+
+def _is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _invert(cdf: torch.Tensor, total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """First index whose cumulated weight passes u x total."""
+    index = torch.searchsorted(cdf, (u * total).unsqueeze(1), right=True).squeeze(1)
+    return index.clamp(max=cdf.shape[1] - 1)
+
+
+def _draw_filtered(scaled: torch.Tensor, params: list[SamplingParams], u: torch.Tensor) -> torch.Tensor:
+    """Rows with top-k, top-p or min-p: only as many candidates as the widest of them needs."""
+    vocabulary = scaled.shape[1]
+    device = scaled.device
+    norm = torch.logsumexp(scaled, dim=-1, keepdim=True)
+    limits = torch.tensor([p.top_k or vocabulary for p in params], device=device)
+    top_p = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)
+    min_p = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)
+    width = min(vocabulary, max(FIRST_CANDIDATES, *(p.top_k for p in params)))
+    while True:
+        values, ids = _candidates(scaled, width)
+        probabilities = torch.exp(values - norm).double()
+        before = probabilities.cumsum(dim=-1) - probabilities
+        keep = (torch.arange(width, device=device) < limits.unsqueeze(1)) & (before < top_p.unsqueeze(1))
+        keep &= probabilities >= min_p.unsqueeze(1) * probabilities[:, :1]
+        keep[:, 0] = True
+        if width == vocabulary or not bool(keep[:, -1].logical_and(limits > width).any()):
+            break
+        width = min(vocabulary, width * 8)
+    cdf = (probabilities * keep).cumsum(dim=-1)
+    last = keep.sum(dim=-1, keepdim=True) - 1  # kept candidates are a prefix
+    index = _invert(cdf, cdf.gather(1, last).squeeze(1), u).unsqueeze(1)
+    return ids.gather(1, torch.minimum(index, last)).squeeze(1)
+
+
+def _candidates(scaled: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `width` best of each row, best first, equals by lower id, so that the width changes no order."""
+    values, ids = scaled.topk(width, dim=-1)
+    by_id = ids.argsort(dim=-1)
+    values, ids = values.gather(1, by_id), ids.gather(1, by_id)
+    order = values.argsort(dim=-1, descending=True, stable=True)
+    return values.gather(1, order), ids.gather(1, order)
+
+
+def _details(
+    logprobs: torch.Tensor | None, wanting: list[int], chosen: list[int], rows: Sequence[SampleRow]
+) -> list[TokenLogprobs]:
+    if logprobs is None:
+        return []
+    most = max(rows[index].params.logprobs or 0 for index in wanting)
+    values, ids = logprobs.topk(most, dim=-1) if most else (None, None)
+    out = []
+    for position, index in enumerate(wanting):
+        count = rows[index].params.logprobs or 0
+        top: tuple[tuple[int, float], ...] = ()
+        if values is not None and ids is not None and count:
+            top = tuple(zip(ids[position, :count].tolist(), values[position, :count].tolist(), strict=True))
+        out.append(TokenLogprobs(float(logprobs[position, chosen[index]]), top))
+    return out

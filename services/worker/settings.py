@@ -1,0 +1,23 @@
+"""Settings of a worker."""
+
+from pydantic import Field
+
+from services.common.settings import DEFAULT_MODEL, OrcaSettings
+
+
+class WorkerSettings(OrcaSettings):
+    """One model replica: executes step plans."""
+
+    name: str = Field("worker-0", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name of this worker")
+    model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
+    dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
+    executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
+    device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="auto, cpu or cuda")
+    host: str = Field("127.0.0.1", description="address to listen on for the scheduler")
+    advertise_host: str = Field("", description="address the scheduler dials, where that is another")
+    port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")
+    kv_blocks: int = Field(0, ge=0, le=10_000_000, description="KV blocks; 0 chooses by free memory")
+    block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
+    max_in_flight: int = Field(2, ge=1, le=8, description="plans on the worker at once")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0 takes all cores")
+    fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")
