@@ -44,7 +44,9 @@ class UpSettings(OrcaSettings):
     max_requests: int = Field(1000, ge=1, description="most requests in the system; more are refused with 429")
     depth: int = Field(0, ge=0, le=8, description="plans in flight per worker; 0 takes what the worker offers")
     fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")
-    data_dir: str = Field("", description="Valkey's data and the logs; the default is per port, in the user's state folder")
+    data_dir: str = Field(
+        "", description="Valkey's data and the logs; the default is per port, in the user's state folder"
+    )
 
 
 def say(text: str) -> None:
@@ -178,10 +180,14 @@ async def wait_ready(url: str, model: str) -> None:
 def greet(system: System, settings: UpSettings, files: ModelFiles, folder: Path) -> None:
     url = f"http://{settings.host}:{settings.port}"
     say(f"ready at {url}  (model {files.name}, {settings.workers} worker(s), policy {settings.policy})")
+    body = (
+        f'{{"model": "{files.name}", "stream": true, "temperature": 0.2, "max_tokens": 200, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
     print(
         f"""
   curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{files.name}", "stream": true, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{body}'
 
   metrics  {url}/metrics  ({", ".join(f"{name} :{port}" for name, port in system.metrics.items())})
   redis    {"given by --redis-url" if settings.redis_url else system.redis_url}

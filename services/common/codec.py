@@ -1,5 +1,6 @@
 """Requests to protobuf and back. For adapters only: protobuf stops there."""
 
+from services.common.journal import TokenDetail
 from services.common.pb.orca.v1 import common_pb2, generate_pb2
 from services.common.request import GenerateRequest, SamplingParams
 
@@ -72,10 +73,10 @@ def request_from_bytes(data: bytes) -> GenerateRequest:
     )
 
 
-def details_from_bytes(payload: bytes) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-    """(chosen logprob, ((token id, logprob), ...)) per token of a journal item."""
+def details_from_bytes(payload: bytes) -> tuple[TokenDetail, ...]:
+    """One detail per token of a journal item; none of an empty payload."""
     details = common_pb2.TokenDetails.FromString(payload)
-    return [(token.logprob, tuple((t.token_id, t.logprob) for t in token.top)) for token in details.tokens]
+    return tuple(TokenDetail(d.logprob, tuple((t.token_id, t.logprob) for t in d.top)) for d in details.tokens)
 
 
 def details_to_bytes(chosen: float, top: tuple[tuple[int, float], ...]) -> bytes:

@@ -1,14 +1,14 @@
 """One tree of errors, one table. HTTP answers and metric labels are looked up from the classes here.
 
-    OrcaError
-    |-- InvalidRequest          400  the caller must change something
-    |   |-- ContextLengthError  400
-    |   |-- BodyTooLarge        413
-    |   `-- ModelNotFound       404
-    |-- Overloaded              429  try again later
-    |-- Unavailable             503  nothing here can serve it now
-    |-- GenerationFailed        500  it was accepted, then failed
-    `-- ConfigurationError           a process cannot start: one line, exit code 2
+OrcaError
+|-- InvalidRequest          400  the caller must change something
+|   |-- ContextLengthError  400
+|   |-- BodyTooLarge        413
+|   `-- ModelNotFound       404
+|-- Overloaded              429  try again later
+|-- Unavailable             503  nothing here can serve it now
+|-- GenerationFailed        500  it was accepted, then failed
+`-- ConfigurationError           a process cannot start: one line, exit code 2
 """
 
 from typing import ClassVar

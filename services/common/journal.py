@@ -1,6 +1,5 @@
 """The journal's records: what is published of a request, and what is read back."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,14 +34,25 @@ class FenceAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenDetail:
+    """logprob of the chosen token; top: (token id, logprob), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JournalItem:
-    """Tokens of one choice within a journal entry. finish is None while the choice goes on."""
+    """Tokens of one choice within a journal entry. finish is None while the choice goes on.
+
+    details: one per token, or none if log-probabilities were not asked for.
+    """
 
     choice: int
     index: int
     token_ids: tuple[int, ...]
     finish: str | None
-    payload: bytes
+    details: tuple[TokenDetail, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +65,3 @@ class JournalEntry:
     step: int
     items: tuple[JournalItem, ...]
     usage: tuple[int, int] | None
-
-
-def parse_ids(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(","))) if text else ()
-
-
-def parse_entry(request_id: str, entry_id: str, fields: Sequence[tuple[bytes, bytes]]) -> JournalEntry:
-    """From the field-value pairs that `publish` wrote."""
-    worker, step, items, usage = "", 0, [], None
-    for name, value in fields:
-        if name == b"@":
-            worker, _, number = value.decode().rpartition(":")
-            step = int(number)
-        elif name == b"$":
-            prompt, _, completion = value.partition(b":")
-            usage = (int(prompt), int(completion))
-        else:
-            choice, index, ids, finish = name.decode().split(":")
-            items.append(JournalItem(int(choice), int(index), parse_ids(ids), finish or None, value))
-    return JournalEntry(request_id, entry_id, worker, step, tuple(items), usage)

@@ -14,11 +14,12 @@ COUNT_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024)
 
 class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "orca_requests_total", "Requests by how they ended", ["outcome"], registry=registry
-        )
+        self.requests = Counter("orca_requests_total", "Requests by how they ended", ["outcome"], registry=registry)
         self.time_to_first_token = Histogram(
-            "orca_time_to_first_token_seconds", "From receipt to first token", buckets=LATENCY_BUCKETS, registry=registry
+            "orca_time_to_first_token_seconds",
+            "From receipt to first token",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
         )
         self.inter_token_latency = Histogram(
             "orca_inter_token_latency_seconds", "Between token events", buckets=LATENCY_BUCKETS, registry=registry

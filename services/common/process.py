@@ -63,7 +63,7 @@ async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], s
 async def run_until(
     stop: asyncio.Event, *tasks: Awaitable[None], drain: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Run background tasks until `stop`, then drain while they still run; a task's failure is raised, none is swallowed."""
+    """Run background tasks until `stop`, then drain while they still run. A task's failure is raised."""
     running = [asyncio.ensure_future(task) for task in tasks]
     waiter = asyncio.create_task(stop.wait())
     try:

@@ -27,6 +27,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
 
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """What a router asks for: every prompt n times. Choices are prompt-major: prompt i owns i*n .. i*n + n-1."""

@@ -19,9 +19,7 @@ OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
-Handler = Callable[
-    [AsyncIterator[worker_pb2.SchedulerMessage], Any], AsyncIterator[worker_pb2.WorkerMessage]
-]
+Handler = Callable[[AsyncIterator[worker_pb2.SchedulerMessage], Any], AsyncIterator[worker_pb2.WorkerMessage]]
 
 
 async def serve(handler: Handler, host: str, port: int) -> tuple[grpc.aio.Server, int]:

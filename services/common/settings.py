@@ -36,7 +36,7 @@ S = TypeVar("S", bound=BaseSettings)
 def parse(settings: type[S], argv: Sequence[str], prog: str) -> S:
     """Read flags and environment. Raises ConfigurationError with one line that names the setting."""
     try:
-        return settings(_cli_parse_args=list(argv), _cli_prog_name=prog)  # type: ignore[call-arg]
+        return settings(_cli_parse_args=list(argv), _cli_prog_name=prog)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")

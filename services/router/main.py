@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -31,9 +32,7 @@ log = logging.getLogger(__name__)
 TOKENIZER_THREADS = 2
 
 
-def make_service(
-    settings: RouterSettings, files: ModelFiles, backend: Backend, registry: CollectorRegistry
-) -> Service:
+def make_service(settings: RouterSettings, files: ModelFiles, backend: Backend, registry: CollectorRegistry) -> Service:
     encoder = TextEncoder(files.tokenizer_json)
     return Service(
         backend=backend,
@@ -53,13 +52,8 @@ def make_service(
 class _Server(uvicorn.Server):
     """uvicorn, without its own signal handlers: ours drain."""
 
-    def install_signal_handlers(self) -> None:
-        return None
-
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        import contextlib
-
-        return contextlib.nullcontext()
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
 
 
 async def serve(settings: RouterSettings) -> None:
@@ -89,9 +83,9 @@ async def serve(settings: RouterSettings) -> None:
 
     async def drain() -> None:
         readiness.draining = True
-        deadline = time.monotonic() + settings.drain
-        while backend.num_streams and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain):
+                await backend.idle()
         server.should_exit = True
         await serving
         await backend.settle()

@@ -91,10 +91,11 @@ async def serve(settings: WorkerSettings) -> None:
         session.send_step(step)
         publisher.put(step)
 
+    def emit(step: StepOutput) -> None:
+        loop.call_soon_threadsafe(on_step, step)
+
     batch = InputBatch(executor.num_blocks, executor.block_size, files.eos_token_ids)
-    steps = StepLoop(
-        executor, batch, emit=lambda step: loop.call_soon_threadsafe(on_step, step), keep_results=settings.max_in_flight
-    )
+    steps = StepLoop(executor, batch, emit=emit, keep_results=settings.max_in_flight)
     session = SessionServer(identity, steps)
     book = PublishBook(new_decoder=lambda: Detokenizer(table).push)
     publisher = Publisher(store, settings.name, book, session.send_outcomes, steps.drop, steps.published)

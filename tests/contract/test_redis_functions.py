@@ -3,7 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from services.common.journal import FenceAnswer, FencedChoice, PublishItem
+from services.common.codec import details_to_bytes
+from services.common.journal import FenceAnswer, FencedChoice, PublishItem, TokenDetail
 from services.common.redis.store import Store
 
 
@@ -21,7 +22,9 @@ def _item(name: str = "r1", index: int = 0, ids: tuple[int, ...] = (7,), **other
 
 async def test_tokens_reach_journal_and_inbox_in_order(store: Store) -> None:
     await _request(store)
-    assert await store.publish("w0", [_item(index=0, ids=(7,)), _item(index=1, ids=(8,), payload=b"\x00\xff")]) == [
+    assert await store.publish(
+        "w0", [_item(index=0, ids=(7,)), _item(index=1, ids=(8,), payload=details_to_bytes(-0.1, ((8, -0.1),)))]
+    ) == [
         "ok",
         "ok",
     ]
@@ -30,7 +33,7 @@ async def test_tokens_reach_journal_and_inbox_in_order(store: Store) -> None:
         ("w0", 1, 0, (7,)),
         ("w0", 2, 1, (8,)),
     ]
-    assert entries[1].items[0].payload == b"\x00\xff"
+    assert entries[1].items[0].details == (TokenDetail(-0.1, ((8, -0.1),)),)
     inbox = store.inbox_key("router-a")
     frames = await store.read({inbox: "0-0"}, 10)
     assert [dict(fields)[b"j"].decode() for _, _, fields in frames] == [entry.entry_id for entry in entries]

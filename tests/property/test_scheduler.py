@@ -60,12 +60,12 @@ class FakeFleet:
             return False
         plan = worker.in_flight[0]
         ends = {
-            item.sequence.request_id: FinishReason.STOP for item in plan.scheduled if item.samples and rng.random() < 0.1
+            item.sequence.request_id: FinishReason.STOP
+            for item in plan.scheduled
+            if item.samples and rng.random() < 0.1
         }
         result = builders.outcome(plan, ends, token=rng.randrange(100))
-        still = tuple(
-            o for o in result.outputs if self._by_id(plan, o).status is not Status.FINISHED
-        )
+        still = tuple(o for o in result.outputs if self._by_id(plan, o).status is not Status.FINISHED)
         self.finished += self.scheduler.apply(name, StepResult(plan.number, still))
         for sequence in self.finished:
             self.live.pop(sequence.request_id, None)

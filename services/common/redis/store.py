@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
-from services.common.journal import FenceAnswer, FencedChoice, JournalEntry, PublishItem, parse_entry, parse_ids
+from services.common.codec import details_from_bytes
+from services.common.journal import FenceAnswer, FencedChoice, JournalEntry, JournalItem, PublishItem
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,26 @@ def connect(url: str) -> Redis:
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
         protocol=3,
     )
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+def parse_entry(request_id: str, entry_id: str, fields: Sequence[tuple[bytes, bytes]]) -> JournalEntry:
+    """From the field-value pairs that `publish` wrote."""
+    worker, step, items, usage = "", 0, [], None
+    for name, value in fields:
+        if name == b"@":
+            worker, _, number = value.decode().rpartition(":")
+            step = int(number)
+        elif name == b"$":
+            prompt, _, completion = value.partition(b":")
+            usage = (int(prompt), int(completion))
+        else:
+            choice, index, ids, finish = name.decode().split(":")
+            items.append(JournalItem(int(choice), int(index), _ids(ids), finish or None, details_from_bytes(value)))
+    return JournalEntry(request_id, entry_id, worker, step, tuple(items), usage)
 
 
 def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -79,7 +100,9 @@ class Store:
         if answer[0] != b"ok":
             return cast(bytes, answer[0]).decode()
         rows = zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
-        found = (FencedChoice(int(attempt), parse_ids(ids.decode()), finish.decode() or None) for attempt, ids, finish in rows)
+        found = (
+            FencedChoice(int(attempt), _ids(ids.decode()), finish.decode() or None) for attempt, ids, finish in rows
+        )
         return FenceAnswer(bool(answer[1]), tuple(found))
 
     async def publish(self, worker: str, items: Sequence[PublishItem]) -> list[str]:
@@ -102,12 +125,12 @@ class Store:
     async def journal(self, request_id: str, after: str = "-") -> list[JournalEntry]:
         """Entries after an entry id, in order."""
         start = after if after == "-" else f"({after}"
-        rows = await self._redis.xrange(f"{self._prefix}journal:{request_id}", min=start)
-        return [parse_entry(request_id, row[0].decode(), _entry_pairs(row[1])) for row in cast(list[Any], rows)]
+        rows: Any = await self._redis.xrange(f"{self._prefix}journal:{request_id}", min=start)
+        return [parse_entry(request_id, row[0].decode(), _entry_pairs(row[1])) for row in rows]
 
     async def last_entries(self, request_ids: Sequence[str]) -> list[str | None]:
         """The id of each request's last journal entry, in one pipelined call; None for a request that is gone."""
-        pipeline = self._redis.pipeline(transaction=False)
+        pipeline: Any = self._redis.pipeline(transaction=False)
         for request_id in request_ids:
             pipeline.hget(f"{self._prefix}state:{request_id}", "last")
         return [last.decode() if last else None for last in await pipeline.execute()]
@@ -122,7 +145,7 @@ class Store:
 
     async def read(self, positions: dict[str, str], block_ms: int) -> list[tuple[str, str, list[tuple[bytes, bytes]]]]:
         """New entries of some streams: (stream, entry id, fields). Moves `positions` on. Waits up to block_ms."""
-        rows = await self._redis.xread(cast(Any, positions), count=500, block=block_ms)
+        rows: Any = await self._redis.xread(cast(Any, positions), count=500, block=block_ms)
         out = []
         streams = rows.items() if isinstance(rows, dict) else rows
         for stream, batches in streams or []:

@@ -4,14 +4,13 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.codec import request_to_bytes
 from services.common.errors import GenerationFailed, Overloaded, Unavailable
-from services.common.journal import JournalEntry, parse_entry
-from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
+from services.common.redis.store import CONNECTION_ERRORS, Store, backoff, parse_entry
 from services.common.request import GenerateRequest
+from services.router.api.stream import Stream, order_of
 from services.router.core.limits import FleetLimits
 
 log = logging.getLogger(__name__)
@@ -19,48 +18,6 @@ log = logging.getLogger(__name__)
 READ_BLOCK_MS = 1_000
 WATCH_S = 1.0
 SILENT_S = 1.0
-
-
-def _order(entry_id: str) -> tuple[int, int]:
-    milliseconds, _, number = entry_id.partition("-")
-    return int(milliseconds), int(number or 0)
-
-
-@dataclass(eq=False)
-class Stream:
-    """One request's journal entries, in order, each once. `fail` ends it with an error."""
-
-    request: GenerateRequest
-    last_id: str = "0-0"
-    heard: float = field(default_factory=time.monotonic)
-    accepted: bool = False
-    done: bool = False
-    _entries: asyncio.Queue[JournalEntry | Exception] = field(default_factory=asyncio.Queue)
-
-    def feed(self, entry: JournalEntry) -> None:
-        """Take an entry; one seen before (journal and inbox overlap) is dropped."""
-        if self.done or _order(entry.entry_id) <= _order(self.last_id):
-            return
-        self.last_id = entry.entry_id
-        self.heard = time.monotonic()
-        self.done = entry.usage is not None
-        self._entries.put_nowait(entry)
-
-    def fail(self, error: Exception) -> None:
-        if not self.done:
-            self.done = True
-            self._entries.put_nowait(error)
-
-    async def next(self, timeout: float) -> JournalEntry | None:
-        """The next entry, or None after `timeout` seconds of silence. Raises what `fail` was given."""
-        try:
-            async with asyncio.timeout(timeout):
-                entry = await self._entries.get()
-        except TimeoutError:
-            return None
-        if isinstance(entry, Exception):
-            raise entry
-        return entry
 
 
 class Backend:
@@ -72,18 +29,17 @@ class Backend:
         self._max_requests = max_requests
         self._resume_window_s = resume_window_s
         self._streams: dict[str, Stream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._leaving: set[asyncio.Task[None]] = set()
         self.limits: FleetLimits | None = None
         self.reachable = False
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
 
     async def submit(self, request: GenerateRequest) -> Stream:
         """Put a request into the system. Raises Overloaded or Unavailable; then nothing was queued."""
         stream = Stream(request)
         self._streams[request.request_id] = stream
+        self._idle.clear()
         try:
             accepted = await self._store.enqueue(
                 request.request_id,
@@ -101,18 +57,25 @@ class Backend:
             self.leave(stream)
             raise
         if not accepted:
-            del self._streams[request.request_id]
+            self._remove(request.request_id)
             raise Overloaded("too many requests are waiting; try again later")
         stream.accepted = True
         return stream
 
     def leave(self, stream: Stream) -> None:
         """The reader goes. An unfinished request is aborted, in the background; safe to call always."""
-        if self._streams.pop(stream.request.request_id, None) is None or stream.done:
+        if not self._remove(stream.request.request_id) or stream.done:
             return
         task = asyncio.get_running_loop().create_task(self._abort(stream.request.request_id))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+    def _remove(self, request_id: str) -> bool:
+        """False if the stream has left already."""
+        known = self._streams.pop(request_id, None) is not None
+        if not self._streams:
+            self._idle.set()
+        return known
 
     async def _abort(self, request_id: str) -> None:
         waits = backoff()
@@ -128,6 +91,10 @@ class Backend:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_inbox())
             group.create_task(self._watch())
+
+    async def idle(self) -> None:
+        """No stream is open."""
+        await self._idle.wait()
 
     async def settle(self) -> None:
         """All aborts under way have been told to Redis."""
@@ -177,6 +144,6 @@ class Backend:
         for stream, entry_id in zip(silent, last, strict=True):
             if entry_id is None:
                 stream.fail(GenerationFailed("the request was lost with the queue's state"))
-            elif _order(entry_id) > _order(stream.last_id):
+            elif order_of(entry_id) > order_of(stream.last_id):
                 for entry in await self._store.journal(stream.request.request_id, after=stream.last_id):
                     stream.feed(entry)

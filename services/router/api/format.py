@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from services.common.journal import TokenDetail
 from services.common.text.detokenizer import TokenBytes
-from services.router.core.details import TokenDetail
 from services.router.core.emission import Delta
 
 FINGERPRINT = "orca-0.1.0"
@@ -123,9 +123,7 @@ class CompletionFormatter(Formatter):
     object_name = "text_completion"
     chunk_name = "text_completion"
 
-    def _logprobs(
-        self, choice: int, token_ids: Sequence[int], details: Sequence[TokenDetail]
-    ) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, token_ids: Sequence[int], details: Sequence[TokenDetail]) -> dict[str, Any] | None:
         if not self.wants_logprobs:
             return None
         tokens, values, tops, offsets = [], [], [], []

@@ -20,11 +20,11 @@ from services.common.models.resolve import ModelFiles
 from services.common.request import GenerateRequest, SamplingParams
 from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
-from services.router.adapters.backend import Backend, Stream
 from services.router.api import sse
 from services.router.api.body import read_json
 from services.router.api.errors import JSON, error_body, from_validation
 from services.router.api.format import ChatFormatter, CompletionFormatter, Formatter, Whole
+from services.router.api.stream import Backend, Stream
 from services.router.api.wire import ChatRequest, CompletionRequest, SamplingFields
 from services.router.core.chat import ChatEncoder
 from services.router.core.emission import Fold

@@ -42,7 +42,7 @@ class ChatEncoder:
         self._template = environment.from_string(files.chat_template) if files.chat_template else None
 
     def encode(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn. Raises InvalidRequest with the template's text."""
+        """Token ids of a conversation, ready for the assistant's turn. Raises InvalidRequest with what is wrong."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
         mark = self._unused_character(messages)

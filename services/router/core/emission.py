@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from services.common.journal import JournalEntry, JournalItem
+from services.common.journal import JournalEntry, JournalItem, TokenDetail
 from services.common.request import GenerateRequest
 from services.common.text.detokenizer import Detokenizer, TokenBytes
 from services.common.text.stop import StopMatcher
-from services.router.core.details import TokenDetail, parse_details
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,9 @@ class _Choice:
         self.finish = item.finish
         if item.finish is not None:
             text += self._end()
-        details = parse_details(item.payload)
-        if not (text or details or first or item.finish):
+        if not (text or item.details or first or item.finish):
             return None
-        return Delta(item.choice, text, item.token_ids, details, first, item.finish)
+        return Delta(item.choice, text, item.token_ids, item.details, first, item.finish)
 
     def _token(self, index: int, token: int) -> str:
         text = self._detokenizer.push(token)

@@ -51,7 +51,7 @@ class StepBuilder:
                 yield sequence
 
     def advance(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Schedule tokens of a running sequence; take blocks from later ones if need be. False if it had to go itself."""
+        """Schedule tokens of a running sequence, with blocks of later ones if need be. False if it had to go itself."""
         needed = blocks_for(sequence.num_computed + sequence.in_flight + num_tokens, self.limits.block_size)
         while not self._grow(sequence, needed):
             victim = max(self.worker.running, key=self._order.key)
@@ -81,7 +81,7 @@ class StepBuilder:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take all blocks of a running sequence; it resumes by recompute, output kept, at its old place in the order."""
+        """Take all blocks of a running sequence; it resumes by recompute, output kept, in its old place."""
         assert all(item.sequence is not sequence for item in self._scheduled), "a scheduled sequence is no victim"
         self.worker.forget(sequence, tell_worker=True)
         self._granted.pop(sequence.sequence_id, None)

@@ -78,7 +78,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that the next step could compute: known or promised, not yet scheduled; 0 once max_tokens are promised."""
+        """Tokens that the next step could compute: known or promised, and not yet scheduled."""
         if len(self.output) + self.promised >= self.max_tokens:
             return 0
         return self.num_tokens + self.promised - self.num_computed - self.in_flight

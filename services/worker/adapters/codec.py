@@ -1,7 +1,7 @@
 """Protobuf to the worker's records and back."""
 
-from services.common.pb.orca.v1 import common_pb2, worker_pb2
 from services.common.codec import sampling_from_proto
+from services.common.pb.orca.v1 import common_pb2, worker_pb2
 from services.worker.adapters.publisher import Outcome
 from services.worker.core.plan import NewSequence, Plan, StepOutput
 
@@ -67,7 +67,7 @@ def outcomes_to_proto(outcomes: list[Outcome]) -> worker_pb2.WorkerMessage:
     answers = [
         worker_pb2.PublishOutcome(
             sequence_id=outcome.sequence_id,
-            answer=worker_pb2.PublishAnswer.Value(f"PUBLISH_ANSWER_{outcome.answer.upper()}"),
+            answer=f"PUBLISH_ANSWER_{outcome.answer.upper()}",
             finish_reason=FINISH[outcome.finish_reason],
         )
         for outcome in outcomes

@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,9 +40,10 @@ class TorchExecutor:
         self.min_rows = MIN_ROWS
         self._device = device
         self._model = load_model(files, dtype, device)
-        config = self._model.config
+        config: Any = self._model.config
         self._vocab_size = int(config.vocab_size)
-        if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        if device.type == "cpu" and dtype == torch.float32 and has_onednn:
             pack_linears(self._model)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
@@ -65,8 +67,9 @@ class TorchExecutor:
     def _check_memory(self, block_bytes: int) -> None:
         needed = self.num_blocks * block_bytes
         if self._device.type == "cpu" and needed > _available_bytes():
+            free = _available_bytes()
             raise ConfigurationError(
-                f"no memory for {self.num_blocks} KV blocks: {needed >> 20} MiB needed, {_available_bytes() >> 20} MiB free"
+                f"no memory for {self.num_blocks} KV blocks: {needed >> 20} MiB needed, {free >> 20} MiB free"
             )
 
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:

@@ -80,7 +80,9 @@ def _build_group(
     per_tile = positions_per_tile(group_size)
     num_blocks = tiles[-1][0]
     rows, tables, positions = [], [], []
-    out_tile, out_pos, out_row = [], [], []
+    out_tile: list[int] = []
+    out_pos: list[int] = []
+    out_row: list[int] = []
     for index, (blocks, span, offset, count) in enumerate(tiles):
         first = span.start + offset
         rows.append([first + min(i, count - 1) for i in range(per_tile)])
@@ -108,9 +110,15 @@ def _pad_rows(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     missing = TILE_ROWS - tensor.shape[dim]
     if missing <= 0:
         return tensor
-    return torch.cat([tensor, tensor.narrow(dim, tensor.shape[dim] - 1, 1).expand(
-        *[missing if d == dim else size for d, size in enumerate(tensor.shape)]
-    )], dim=dim)
+    return torch.cat(
+        [
+            tensor,
+            tensor.narrow(dim, tensor.shape[dim] - 1, 1).expand(
+                *[missing if d == dim else size for d, size in enumerate(tensor.shape)]
+            ),
+        ],
+        dim=dim,
+    )
 
 
 def paged_attention(

@@ -5,10 +5,10 @@ import logging
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_model
-from torch import nn
 
 from services.common.errors import ConfigurationError
 from services.common.models.gguf_tokenizer import gguf_cache
@@ -46,7 +46,7 @@ def check_config(config: object) -> None:
         raise ConfigurationError("sliding-window attention is not supported")
 
 
-def load_model(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def load_model(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in eval mode with the paged attention. Raises ConfigurationError in one line."""
     from transformers.utils import logging as transformers_logging
 
@@ -62,12 +62,12 @@ def load_model(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> n
     return model.to(device)
 
 
-def _from_folder(folder: Path, dtype: torch.dtype, **gguf: str) -> nn.Module:
+def _from_folder(folder: Path, dtype: torch.dtype, **gguf: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **gguf)
     check_config(config)
-    return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+    return AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
         dtype=dtype,
@@ -79,7 +79,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, **gguf: str) -> nn.Module:
     )
 
 
-def _from_gguf(path: Path, dtype: torch.dtype) -> nn.Module:
+def _from_gguf(path: Path, dtype: torch.dtype) -> Any:
     """De-quantising takes many seconds, so a small model's float32 weights are kept as safetensors in the cache."""
     kept = gguf_cache(path, "weights")
     if kept.exists():

@@ -73,7 +73,7 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if (params.presence_penalty or params.frequency_penalty) and row.output:
-        ids, counts = torch.tensor(list(row.output), device=logits.device).unique(return_counts=True)
+        ids, counts = torch.unique(torch.tensor(list(row.output), device=logits.device), return_counts=True)
         logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
