@@ -23,7 +23,7 @@ def pick(sequence: Sequence, workers: Iterable[WorkerState]) -> WorkerState | No
         worker
         for worker in workers
         if can_ever_fit(sequence, worker)
-        and worker.num_active < worker.limits.max_num_seqs
+        and worker.num_active < worker.limits.max_active
         and (sequence.worker is None or sequence.worker == worker.name)
     ]
     return min(fitting, key=lambda worker: (worker.num_active, worker.pool.num_used, worker.name), default=None)

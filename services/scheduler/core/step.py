@@ -17,6 +17,11 @@ class WorkerLimits:
     max_in_flight: int = 2
     stages: int = 1
 
+    @property
+    def max_active(self) -> int:
+        """Sequences that may have a slot: a batch of max_num_seqs in each pipeline stage."""
+        return self.max_num_seqs * self.stages
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:

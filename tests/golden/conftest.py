@@ -1,0 +1,43 @@
+"""The built-in model, loaded once a session. The default profile makes few tokens; ORCA_GOLDEN=full makes 64."""
+
+import os
+
+import pytest
+import torch
+
+from services.common.models.resolve import ModelFiles, resolve_model
+from services.common.text.tokenizer import TextEncoder
+from services.router.core.chat import ChatEncoder
+from services.worker.executor.torch_executor import TorchExecutor
+from tests.golden.prompts import CHAT, RAW
+
+NUM_TOKENS = 64 if os.environ.get("ORCA_GOLDEN") == "full" else 10
+
+
+@pytest.fixture(scope="session")
+def files() -> ModelFiles:
+    return resolve_model("builtin:smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def executor(files: ModelFiles) -> TorchExecutor:
+    made = TorchExecutor(files, torch.float32, torch.device("cpu"), 1200, 16)
+    assert made.batch_invariant
+    return made
+
+
+def _prompts(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
+    encoder = TextEncoder(files.tokenizer_json)
+    chat = ChatEncoder(files, encoder)
+    raw = [tuple(encoder.encode_raw(text)) for text in RAW]
+    return (*raw, *(tuple(chat.encode(messages)) for messages in CHAT))
+
+
+@pytest.fixture(scope="session")
+def prompts(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
+    made = _prompts(files)
+    lengths = [len(prompt) for prompt in made]
+    assert len(made) == 24
+    assert min(lengths) <= 3
+    assert 560 <= max(lengths) <= 600
+    return made

@@ -1,0 +1,187 @@
+"""Exact output on the real weights in float32.
+
+(A) Against transformers' own generate, one by one. (B) Bit-equal to our own one-by-one run, whatever the batch.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from services.common.models.resolve import ModelFiles
+from services.common.request import SamplingParams
+from services.worker.executor.torch_executor import TorchExecutor
+from tests.golden.conftest import NUM_TOKENS
+from tests.harness import Generated, LocalSystem
+
+pytestmark = pytest.mark.golden
+Prompts = tuple[tuple[int, ...], ...]
+CLOSE = 1e-3
+
+
+class SmallPool:
+    """The same executor, of which the scheduler is shown fewer blocks."""
+
+    def __init__(self, executor: TorchExecutor, first: int, num_blocks: int) -> None:
+        self._executor = executor
+        self._first = first
+        self.num_blocks = num_blocks
+        self.block_size = executor.block_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def execute(self, rows: list[Any], banned: list[list[int]]) -> list[Any]:
+        tables = [row.sequence.block_table for row in rows]
+        for row in rows:
+            row.sequence.block_table = [block + self._first for block in row.sequence.block_table]
+        try:
+            return self._executor.execute(rows, banned)
+        finally:
+            for row, table in zip(rows, tables, strict=True):
+                row.sequence.block_table = table
+
+
+def params(index: int, sampled: bool) -> SamplingParams:
+    """Greedy, or temperature 0.8 with a seed of its own and, now and then, a filter."""
+    if not sampled:
+        return SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logprobs=0)
+    return SamplingParams(
+        max_tokens=NUM_TOKENS,
+        temperature=0.8,
+        seed=1000 + index,
+        ignore_eos=True,
+        logprobs=0,
+        top_p=0.9 if index % 3 == 1 else 1.0,
+        top_k=40 if index % 3 == 2 else 0,
+    )
+
+
+def names(prompts: Prompts) -> Iterator[tuple[str, int, bool]]:
+    for index in range(len(prompts)):
+        yield f"g{index}", index, False
+        yield f"s{index}", index, True
+
+
+@pytest.fixture(scope="module")
+def alone(executor: TorchExecutor, prompts: Prompts) -> dict[str, Generated]:
+    """Every prompt by itself, greedy and sampled."""
+    out = {}
+    for name, index, sampled in names(prompts):
+        system = LocalSystem([executor])
+        system.submit(name, prompts[index], params(index, sampled))
+        out |= system.run()
+    return out
+
+
+def compare(got: dict[str, Generated], want: dict[str, Generated]) -> None:
+    assert got.keys() == want.keys()
+    wrong = [
+        name for name in want if (got[name].tokens, got[name].logprobs) != (want[name].tokens, want[name].logprobs)
+    ]
+    assert not wrong, f"{len(wrong)} of {len(want)} differ: {wrong}"
+    assert all(record.finish == "length" for record in got.values())
+
+
+def staggered(system: LocalSystem, prompts: Prompts, every: int = 1) -> dict[str, Generated]:
+    """A new request every step."""
+    for name, index, sampled in names(prompts):
+        system.submit(name, prompts[index], params(index, sampled))
+        for _ in range(every):
+            system.step()
+    return system.run()
+
+
+def test_equals_transformers_generate(
+    files: ModelFiles, prompts: Prompts, alone: dict[str, Generated], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(
+            files.path.parent, gguf_file=files.path.name, dtype=torch.float32, local_files_only=True
+        ).eval()
+        model.generation_config.eos_token_id = None
+        close: list[str] = []
+        compared = 0
+        for index, prompt in enumerate(prompts):
+            result = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            want = result.sequences[0, len(prompt) :].tolist()
+            ours = alone[f"g{index}"].tokens
+            for position, logits in enumerate(result.logits):
+                best = logits[0].topk(2).values
+                compared += 1
+                if float(best[0] - best[1]) < CLOSE:
+                    close.append(f"prompt {index}, position {position}: gap {float(best[0] - best[1]):.2e}")
+                    break
+                assert ours[position] == want[position], f"prompt {index} differs at position {position}"
+    with capsys.disabled():
+        print(f"\n{compared} tokens compared with transformers; close calls: {close or 'none'}")
+    assert len(close) <= max(1, compared // 1000)
+
+
+@pytest.mark.parametrize("policy", ["request-level", "orca", "chunked"])
+def test_all_at_once(
+    executor: TorchExecutor,
+    prompts: Prompts,
+    alone: dict[str, Generated],
+    policy: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    system = LocalSystem([executor], policy)
+    compare(staggered(system, prompts), alone)
+    mean = sum(system.batch_sizes) / len(system.batch_sizes)
+    with capsys.disabled():
+        print(f"\n{policy}: mean batch {mean:.1f} sequences over {len(system.batch_sizes)} steps")
+    assert mean > 1
+
+
+def test_prefill_in_chunks_of_16(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]) -> None:
+    """A budget that leaves prefill 16 tokens at most; each prompt's chunks mix with others' decodes."""
+    system = LocalSystem([executor], token_budget=16, max_num_seqs=8)
+    for name, index, sampled in names(prompts):
+        system.submit(name, prompts[index], params(index, sampled))
+    compare(system.run(), alone)
+
+
+def test_with_preemptions(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]) -> None:
+    """A pool just larger than the longest request needs."""
+    longest = max(map(len, prompts)) + NUM_TOKENS
+    pool = SmallPool(executor, 100, longest // 16 + 4)
+    system = LocalSystem([pool])
+    compare(staggered(system, prompts), alone)
+    assert system.core.num_preemptions > 0
+
+
+def test_two_workers(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]) -> None:
+    system = LocalSystem([SmallPool(executor, 0, 500), SmallPool(executor, 600, 500)])
+    compare(staggered(system, prompts), alone)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_number_of_threads_changes_nothing(
+    executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated], threads: int
+) -> None:
+    """Workers that share a machine have fewer threads than one alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        system = LocalSystem([executor])
+        few = {name: alone[name] for name in ("g2", "s3", "g15", "s16")}
+        for name, index, sampled in names(prompts):
+            if name in few:
+                system.submit(name, prompts[index], params(index, sampled))
+        compare(system.run(), few)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,127 @@
+"""The real core and real executors in one process, without network: what golden and unit tests drive.
+
+Plans go through protobuf as in production, and with a depth of two a plan is made before the result of the one
+before it has come back.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.common.request import SamplingParams
+from services.scheduler.adapters.codec import plan_to_proto, result_from_proto
+from services.scheduler.core import invariants
+from services.scheduler.core.order import Fcfs
+from services.scheduler.core.policies import BATCHING_POLICIES
+from services.scheduler.core.request import Sequence as CoreSequence
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.step import WorkerLimits
+from services.scheduler.engine import Assignment
+from services.worker.adapters.codec import plan_from_proto, result_to_proto
+from services.worker.core.input_batch import InputBatch
+from services.worker.core.plan import Plan, StepOutput, TokenLogprobs
+from services.worker.executor.base import Executor
+
+
+@dataclass
+class Generated:
+    """What one sequence produced, and in which steps of its worker."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    finish: str | None = None
+
+
+class _Worker:
+    def __init__(self, executor: Executor, eos: Sequence[int]) -> None:
+        self.executor = executor
+        self.batch = InputBatch(executor.num_blocks, executor.block_size, eos)
+        self.plans: deque[Plan] = deque()
+
+    def run_next(self) -> StepOutput | None:
+        if not self.plans:
+            return None
+        plan = self.plans.popleft()
+        rows = self.batch.apply(plan)
+        if not rows:
+            return StepOutput(plan, (), 0, 0, 0, 0)
+        calls, counted = self.executor.num_model_calls, self.executor.num_rows
+        sampled = self.executor.execute(rows, [self.batch.banned(row.sequence) for row in rows])
+        num_rows = sum(row.num_tokens for row in rows)
+        assert self.executor.num_model_calls == calls + 1, "one model call per step"
+        assert self.executor.num_rows == counted + num_rows, "with as many rows as tokens scheduled"
+        return StepOutput(plan, tuple(self.batch.finish_step(rows, sampled)), 0, 0, 0, num_rows)
+
+
+class LocalSystem:
+    """A scheduler and its workers, stepped by hand."""
+
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        policy: str = "chunked",
+        eos: Sequence[int] = (),
+        max_num_seqs: int = 64,
+        token_budget: int = 512,
+        max_model_len: int = 8192,
+        depth: int = 2,
+    ) -> None:
+        self.core = Scheduler(BATCHING_POLICIES[policy](), Fcfs())
+        self.workers: dict[str, _Worker] = {}
+        for index, executor in enumerate(executors):
+            name = f"w{index}"
+            self.workers[name] = _Worker(executor, eos)
+            limits = WorkerLimits(
+                executor.num_blocks, executor.block_size, max_model_len, max_num_seqs, token_budget, depth
+            )
+            self.core.add_worker(name, limits)
+        self.generated: dict[str, Generated] = {}
+        self.batch_sizes: list[int] = []
+        self._params: dict[str, SamplingParams] = {}
+        self._sequences: dict[str, CoreSequence] = {}
+
+    def submit(self, name: str, prompt: Sequence[int], params: SamplingParams) -> None:
+        sequence = CoreSequence(name, 0, list(prompt), params.max_tokens, len(self._params))
+        assert self.core.can_ever_fit(sequence)
+        self._params[name] = params
+        self._sequences[name] = sequence
+        self.generated[name] = Generated()
+        self.core.add([sequence])
+
+    def step(self) -> bool:
+        """Every worker plans as deep as it may and runs its oldest plan. False when nothing is left to do."""
+        moved = False
+        for name, worker in self.workers.items():
+            while (plan := self.core.schedule(name)) is not None:
+                invariants.check_plan(self.core, plan)
+                added = [Assignment(i, 1, 0, self._params[i.sequence.request_id]) for i in plan.add]
+                message = plan_to_proto(plan, added, epoch=1).SerializeToString()
+                worker.plans.append(plan_from_proto(type(plan_to_proto(plan, [], 1)).FromString(message).plan))
+            output = worker.run_next()
+            if output is not None:
+                moved = True
+                self._take(name, output)
+        invariants.check(self.core)
+        return moved
+
+    def _take(self, name: str, output: StepOutput) -> None:
+        if output.outputs:
+            self.batch_sizes.append(len(output.outputs))
+        for item in output.outputs:
+            if item.token_ids or item.finish_reason:
+                record = self.generated[item.sequence.request_id]
+                assert item.index == len(record.tokens), "a token lost or doubled"
+                record.tokens += item.token_ids
+                record.logprobs += item.logprobs
+                record.steps += [output.plan.number] * len(item.token_ids)
+                record.finish = item.finish_reason
+        self.core.apply(name, result_from_proto(result_to_proto(output).result))
+
+    def run(self) -> dict[str, Generated]:
+        """Step until all is done; asserts that nothing is left behind."""
+        while self.step():
+            pass
+        invariants.check_idle(self.core)
+        assert all(not worker.batch.sequences for worker in self.workers.values()), "a worker holds on to a sequence"
+        return self.generated
