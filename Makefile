@@ -32,6 +32,9 @@ run: setup
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-golden: setup
+	@ORCA_GOLDEN=full $(BIN)/python -m pytest tests/golden $(ARGS)
+
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.system import Up
+from loadtest.up import Up
 
 MODEL = "smollm2-135m"
 

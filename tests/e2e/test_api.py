@@ -9,7 +9,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from tests.e2e.conftest import MODEL, eventually
-from tests.e2e.system import Up
+from loadtest.up import Up
 
 USER: list[Any] = [{"role": "user", "content": "Hi"}]
 

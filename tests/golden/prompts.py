@@ -4,7 +4,7 @@ STORY = (
     "The old lighthouse stood on a narrow strip of rock, and every evening at {hour} o'clock the keeper climbed its "
     "{steps} steps with a lamp in one hand and a book in the other. "
 )
-LONG = "".join(STORY.format(hour=hour, steps=100 + 7 * hour) for hour in range(1, 13))
+LONG = "".join(STORY.format(hour=hour, steps=100 + 7 * hour) for hour in range(1, 15))
 CODE = '''def quicksort(items):
     """Sort a list."""
     if len(items) <= 1:
@@ -27,7 +27,7 @@ RAW = [
     "I ❤️ 🍕 and 👩‍👩‍👧‍👦 because",
     "<|im_start|>user\nName a colour.<|im_end|>\n<|im_start|>assistant\n",
     LONG[:1000],
-    LONG[:2140],
+    LONG,
 ]
 
 CHAT = [

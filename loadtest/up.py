@@ -1,4 +1,4 @@
-"""A real `orca up` for tests: real processes, Valkey, gRPC and HTTP."""
+"""A real `orca up` for tests and benchmarks: real processes, Valkey, gRPC and HTTP."""
 
 import os
 import re

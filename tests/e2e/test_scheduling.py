@@ -1,0 +1,46 @@
+"""Iteration-level scheduling, shown from the journal's step numbers, through real processes."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.up import Up
+from services.common.journal import JournalEntry
+from services.common.redis.store import Store, connect
+from tests.e2e.conftest import MODEL, eventually
+
+
+async def _complete(http: httpx.AsyncClient, up: Up, prompt: str, tokens: int) -> str:
+    """Run one request; returns its id."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    response = await http.post(f"{up.url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200
+    return response.headers["x-request-id"]
+
+
+def _steps(entries: list[JournalEntry]) -> list[int]:
+    return [entry.step for entry in entries for item in entry.items for _ in item.token_ids]
+
+
+@pytest.mark.parametrize("policy", ["request-level", "orca", "chunked"])
+async def test_a_short_request_need_not_wait_for_a_long_one(tmp_path: Path, policy: str) -> None:
+    with Up(tmp_path, "--executor", "fake", "--fake-step-ms", "10", "--policy", policy) as up:
+        store = Store(connect(up.redis_url), "default")
+        async with httpx.AsyncClient() as http:
+            long = asyncio.create_task(_complete(http, up, "long", 200))
+            await eventually(lambda: up.metrics()["orca_requests_running"] == 1)
+            short_id = await _complete(http, up, "short", 4)
+            long_id = await long
+        long_steps, short_steps = _steps(await store.journal(long_id)), _steps(await store.journal(short_id))
+        await store.aclose()
+        assert len(long_steps) == 200
+        assert len(short_steps) == 4
+        assert long_steps == list(range(long_steps[0], long_steps[0] + 200)), "the long one ran in every step"
+        if policy == "request-level":
+            assert short_steps[0] > long_steps[-1]
+        else:
+            assert long_steps[0] < short_steps[0]
+            assert short_steps[-1] < long_steps[-1]
+        await eventually(up.is_idle)
