@@ -66,8 +66,9 @@ class LocalSystem:
         token_budget: int = 512,
         max_model_len: int = 8192,
         depth: int = 2,
+        headroom: int = 1,
     ) -> None:
-        self.core = Scheduler(BATCHING_POLICIES[policy](), Fcfs())
+        self.core = Scheduler(BATCHING_POLICIES[policy](), Fcfs(), watermark=0.0, headroom=headroom)
         self.workers: dict[str, _Worker] = {}
         for index, executor in enumerate(executors):
             name = f"w{index}"

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from tests.e2e.conftest import MODEL, eventually
 from loadtest.up import Up
+from tests.e2e.conftest import MODEL, eventually
 
 USER: list[Any] = [{"role": "user", "content": "Hi"}]
 

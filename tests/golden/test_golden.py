@@ -156,10 +156,10 @@ def test_prefill_in_chunks_of_16(executor: TorchExecutor, prompts: Prompts, alon
 
 
 def test_with_preemptions(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]) -> None:
-    """A pool just larger than the longest request needs."""
+    """A pool just larger than the longest request needs, filled to the brim at admission."""
     longest = max(map(len, prompts)) + NUM_TOKENS
     pool = SmallPool(executor, 100, longest // 16 + 4)
-    system = LocalSystem([pool])
+    system = LocalSystem([pool], headroom=0)
     compare(staggered(system, prompts), alone)
     assert system.core.num_preemptions > 0
 

@@ -54,7 +54,7 @@ def test_uniform_depends_on_each_of_its_arguments_and_is_spread() -> None:
     assert base == uniform(7, 0, 0, 0)
     assert len({base, uniform(8, 0, 0, 0), uniform(7, 1, 0, 0), uniform(7, 0, 1, 0), uniform(7, 0, 0, 1)}) == 5
     numbers = [uniform(3, 0, 0, position) for position in range(4000)]
-    assert 0 <= min(numbers)
+    assert min(numbers) >= 0
     assert max(numbers) < 1
     assert abs(sum(numbers) / len(numbers) - 0.5) < 0.02
 

@@ -21,6 +21,7 @@ class StepBuilder:
         place: Callable[[Sequence], WorkerState | None],
         next_id: Callable[[], int],
         watermark: float,
+        headroom: int,
     ) -> None:
         self.worker = worker
         self.limits = worker.limits
@@ -31,6 +32,7 @@ class StepBuilder:
         self._place = place
         self._next_id = next_id
         self._watermark = int(worker.limits.num_blocks * watermark)
+        self._headroom = headroom
         self._scheduled: list[Scheduled] = []
         self._added: list[Scheduled] = []
         self._granted: dict[int, list[int]] = {}
@@ -65,9 +67,9 @@ class StepBuilder:
         """Start a waiting sequence with blocks for `reserve` token positions. False, and nothing changed, if they
         are not free or the watermark would be passed (it does not bind on an empty worker)."""
         needed = blocks_for(reserve, self.limits.block_size)
-        # Each running sequence may want a block soon; an empty worker holds nothing back.
+        # Running sequences may want blocks soon; an empty worker holds nothing back.
         running = len(self.worker.running)
-        spare = max(self._watermark, running) if running else 0
+        spare = max(self._watermark, running * self._headroom) if running else 0
         if self.worker.pool.num_free - needed < spare:
             return False
         sequence.sequence_id = self._next_id()

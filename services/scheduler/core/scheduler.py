@@ -14,6 +14,8 @@ from services.scheduler.core.worker_state import WorkerState
 
 # Blocks held back at admission, as a share of the pool, so that decodes do not preempt at once.
 WATERMARK = 0.01
+# And as blocks per running sequence, whichever is more.
+HEADROOM = 1
 
 
 class Scheduler:
@@ -22,13 +24,16 @@ class Scheduler:
     Raises nothing on results of sequences that have ended meanwhile; a result out of step order is a ValueError.
     """
 
-    def __init__(self, batching: BatchingPolicy, order: OrderPolicy, watermark: float = WATERMARK) -> None:
+    def __init__(
+        self, batching: BatchingPolicy, order: OrderPolicy, watermark: float = WATERMARK, headroom: int = HEADROOM
+    ) -> None:
         self.batching = batching
         self.order = order
         self.workers: dict[str, WorkerState] = {}
         self.waiting: list[Sequence] = []
         self.num_preemptions = 0
         self._watermark = watermark
+        self._headroom = headroom
         self._ids = count(1)
         self._requests: dict[str, list[Sequence]] = {}
 
@@ -125,6 +130,7 @@ class Scheduler:
             place=lambda sequence: placement.pick(sequence, self.workers.values()),
             next_id=lambda: next(self._ids),
             watermark=self._watermark,
+            headroom=self._headroom,
         )
         self.batching.fill(step)
         self.num_preemptions += step.num_preempted
