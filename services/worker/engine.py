@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from services.worker.core.input_batch import InputBatch, PlanError
 from services.worker.core.plan import Plan, StepOutput
@@ -21,12 +22,18 @@ MAX_BACKLOG = 256
 
 class StepLoop(threading.Thread):
     """Runs plans in the order in which they come. `emit` is called on this thread, once per plan.
+    `on_failure` is called, on this thread too, when a step failed in a way that no plan explains; the loop has ended.
 
     A repeated plan number is answered with the kept result.
     """
 
     def __init__(
-        self, executor: Executor, batch: InputBatch, emit: Callable[[StepOutput], None], keep_results: int
+        self,
+        executor: Executor,
+        batch: InputBatch,
+        emit: Callable[[StepOutput], None],
+        on_failure: Callable[[Exception], None],
+        keep_results: int,
     ) -> None:
         super().__init__(name="step-loop", daemon=True)
         self.batch = batch
@@ -34,7 +41,8 @@ class StepLoop(threading.Thread):
         self.last_plan = 0
         self.highest_epoch = 0
         self._emit = emit
-        self._inbox: queue.SimpleQueue[Plan | int | None] = queue.SimpleQueue()
+        self._on_failure = on_failure
+        self._inbox: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self._backlog = threading.Semaphore(MAX_BACKLOG)
         self._kept: dict[int, StepOutput] = {}
         self._keep_results = keep_results
@@ -50,10 +58,6 @@ class StepLoop(threading.Thread):
         self._inbox.put(plan)
         return True
 
-    def drop(self, sequence_id: int) -> None:
-        """A sequence has ended outside the step (stop string, lost fence); what it still computes is discarded."""
-        self._inbox.put(sequence_id)
-
     def published(self, steps: int) -> None:
         """Steps have left the backlog."""
         self._backlog.release(steps)
@@ -64,16 +68,16 @@ class StepLoop(threading.Thread):
     # -- the thread
 
     def run(self) -> None:
-        while (message := self._inbox.get()) is not None:
-            if isinstance(message, int):
-                self.batch.drop(message)
-            else:
-                self._run_plan(message)
+        try:
+            while (plan := self._inbox.get()) is not None:
+                self._run_plan(plan)
+        except Exception as error:  # noqa: BLE001 - handed on: the process must not live on without its loop
+            self._on_failure(error)
 
     def _run_plan(self, plan: Plan) -> None:
         kept = self._kept.get(plan.number)
         if kept is not None and not plan.full and kept.plan.epoch == plan.epoch:
-            self._emit_result(kept)
+            self._emit(replace(kept, repeated=True))
             return
         if plan.full:
             self._kept.clear()
@@ -82,13 +86,7 @@ class StepLoop(threading.Thread):
         self.last_plan = plan.number
         self._kept[plan.number] = output
         self._kept.pop(plan.number - self._keep_results, None)
-        self._emit_result(output)
-
-    def _emit_result(self, output: StepOutput) -> None:
-        try:
-            self._emit(output)
-        except RuntimeError:
-            log.info("the event loop has ended; plan %d is not answered", output.plan.number)
+        self._emit(output)
 
     def _step(self, plan: Plan) -> StepOutput:
         started = time.monotonic_ns()

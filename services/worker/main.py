@@ -87,18 +87,24 @@ async def serve(settings: WorkerSettings) -> None:
     table = TokenBytes(files.tokenizer_json)
 
     def on_step(step: StepOutput) -> None:
-        observe(gauges, step)
         session.send_step(step)
-        publisher.put(step)
+        if not step.repeated:
+            observe(gauges, step)
+            publisher.put(step)
 
     def emit(step: StepOutput) -> None:
         loop.call_soon_threadsafe(on_step, step)
 
+    failed: asyncio.Future[None] = loop.create_future()
+
+    def on_failure(error: Exception) -> None:
+        loop.call_soon_threadsafe(failed.set_exception, error)
+
     batch = InputBatch(executor.num_blocks, executor.block_size, files.eos_token_ids)
-    steps = StepLoop(executor, batch, emit=emit, keep_results=settings.max_in_flight)
+    steps = StepLoop(executor, batch, emit, on_failure, keep_results=settings.max_in_flight)
     session = SessionServer(identity, steps)
     book = PublishBook(new_decoder=lambda: Detokenizer(table).push)
-    publisher = Publisher(store, settings.name, book, session.send_outcomes, steps.drop, steps.published)
+    publisher = Publisher(store, settings.name, book, session.send_outcomes, steps.published)
     server, port = await rpc.serve(session.session, settings.host, settings.port)
     document = json.dumps(
         {
@@ -125,7 +131,7 @@ async def serve(settings: WorkerSettings) -> None:
 
     beat = process.heartbeat(store, "workers", settings.name, lambda: document)
     try:
-        await process.run_until(stop, publisher.run(), beat, drain=lambda: asyncio.wait_for(drain(), DRAIN_S))
+        await process.run_until(stop, publisher.run(), beat, failed, drain=lambda: asyncio.wait_for(drain(), DRAIN_S))
         await store.register("workers", settings.name, "", 0)
     except (*CONNECTION_ERRORS, TimeoutError) as error:
         log.warning("drain is not complete: %s", error or "Redis did not answer in time")

@@ -278,7 +278,11 @@ local function lead(keys, args)
   end
   if holder and holder ~= args[1] then return { 'standby', holder } end
   redis.call('SET', key, args[1], 'PX', ttl)
-  if not holder then redis.call('INCR', prefix .. 'epoch') end
+  if not holder then
+    -- An emptied Redis must not start at an epoch that workers have seen already.
+    redis.call('SET', prefix .. 'epoch', redis.call('TIME')[1], 'NX')
+    redis.call('INCR', prefix .. 'epoch')
+  end
   return { 'leader', redis.call('GET', prefix .. 'epoch') or '0', generation(prefix) }
 end
 

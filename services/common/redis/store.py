@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any, cast
 
 from redis import exceptions as redis_errors
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
@@ -17,19 +17,23 @@ from services.common.journal import FenceAnswer, FencedChoice, JournalEntry, Jou
 log = logging.getLogger(__name__)
 
 LIBRARY = "orca_v1"
+MAX_CONNECTIONS = 64
 CONNECTION_ERRORS = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.BusyLoadingError, OSError)
 
 
 def connect(url: str) -> Redis:
     """A client that retries briefly by itself; the functions are idempotent, so that is safe."""
-    return Redis.from_url(
+    pool = BlockingConnectionPool.from_url(
         url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=None,
         socket_timeout=10,
         socket_connect_timeout=3,
         health_check_interval=15,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
         protocol=3,
     )
+    return Redis.from_pool(pool)
 
 
 def _ids(text: str) -> tuple[int, ...]:

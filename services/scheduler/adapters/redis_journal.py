@@ -83,7 +83,8 @@ class RedisJournal:
             entries = await until_answered(lambda: self._store.read(positions, READ_BLOCK_MS))
             requests = [dict(fields) for key, _, fields in entries if key == self._store.requests_key]
             bells = {dict(fields)[b"r"].decode() for key, _, fields in entries if key == self._store.control_key}
-            await asyncio.gather(*(self._accept(engine, fields) for fields in requests))
+            for fields in requests:
+                await self._accept(engine, fields)
             for request_id in bells:
                 if request_id in engine.records and await until_answered(
                     lambda request_id=request_id: self._store.is_aborted(request_id)  # type: ignore[misc]

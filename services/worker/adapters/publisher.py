@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from services.common.codec import details_to_bytes
 from services.common.journal import PublishItem
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
-from services.worker.core.plan import StepOutput, TokenLogprobs
+from services.worker.core.plan import SequenceState, StepOutput, TokenLogprobs
 from services.worker.core.publishing import Item, PublishBook
 
 log = logging.getLogger(__name__)
+
+# Steps published in one call when catching up: bounds how long Redis works on it.
+MAX_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,7 @@ def _to_publish(item: Item) -> PublishItem:
 class Publisher:
     """Takes step outputs, publishes them, reports outcomes.
 
-    on_outcomes: what the scheduler must know. on_drop: a sequence has ended here, outside the step.
-    on_published: that many steps have left the backlog.
+    on_outcomes: what the scheduler must know. on_published: that many steps have left the backlog.
     """
 
     def __init__(
@@ -55,14 +57,12 @@ class Publisher:
         worker: str,
         book: PublishBook,
         on_outcomes: Callable[[list[Outcome]], None],
-        on_drop: Callable[[int], None],
         on_published: Callable[[int], None],
     ) -> None:
         self._store = store
         self._worker = worker
         self._book = book
         self._on_outcomes = on_outcomes
-        self._on_drop = on_drop
         self._on_published = on_published
         self._queue: asyncio.Queue[StepOutput] = asyncio.Queue()
         self.num_round_trips = 0
@@ -74,7 +74,7 @@ class Publisher:
     async def run(self) -> None:
         while True:
             steps = [await self._queue.get()]
-            while not self._queue.empty():  # Redis was slower than the steps: catch up in one call
+            while len(steps) < MAX_STEPS and not self._queue.empty():  # Redis was slower than the steps: catch up
                 steps.append(self._queue.get_nowait())
             items = []
             for step in steps:
@@ -115,30 +115,29 @@ class Publisher:
         """Act on the answers; returns what must be sent again."""
         outcomes: list[Outcome] = []
         again: list[Item] = []
-        closed: set[int] = set()
+        closed: dict[int, SequenceState] = {}
+        resent: set[int] = set()
         for item, answer in zip(items, answers, strict=True):
             sequence_id = item.sequence.sequence_id
-            if sequence_id in closed:
+            if sequence_id in closed or sequence_id in resent:
                 continue
             if answer in ("ok", "same"):
                 if item.finish:
                     outcomes.append(Outcome(sequence_id, answer, item.finish))
-                    closed.add(sequence_id)
+                    closed[sequence_id] = item.sequence
                 continue
             if answer.startswith("gap:"):
                 missing = self._book.resend(sequence_id, int(answer.removeprefix("gap:")))
                 if missing:
                     again += missing
-                    closed.add(sequence_id)  # later items of it are among those sent again
+                    resent.add(sequence_id)  # later items of it are among those sent again
                     continue
                 answer = "gap"
             log.info("request %s: publish answered %s", item.sequence.request_id, answer)
             outcomes.append(Outcome(sequence_id, answer, None))
-            closed.add(sequence_id)
-        resent = {item.sequence.sequence_id for item in again}
-        for sequence_id in closed - resent:
-            self._book.close(sequence_id)
-            self._on_drop(sequence_id)
+            closed[sequence_id] = item.sequence
+        for sequence in closed.values():
+            self._book.close(sequence)
         if outcomes:
             self._on_outcomes(outcomes)
         return again

@@ -30,6 +30,8 @@ class InputBatch:
             self._add(new, plan.epoch)
         for sequence_id, blocks in plan.blocks:
             self._grant(sequence_id, blocks)
+        for sequence_id in [s.sequence_id for s in self.sequences.values() if s.ended]:
+            self.drop(sequence_id)
         self._set_held(plan.hold, True)
         self._set_held(plan.resume, False)
         return self._rows(plan)

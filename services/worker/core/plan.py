@@ -66,6 +66,8 @@ class SequenceState:
     block_table: list[int] = field(default_factory=list)
     decoding: bool = False
     held: bool = False
+    # Ended outside the step (stop string, lost fence): it is dropped, and what it still computed is discarded.
+    ended: bool = False
 
     @property
     def num_output(self) -> int:
@@ -99,7 +101,10 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything that came of one plan. Times in ns of the worker's monotonic clock."""
+    """Everything that came of one plan. Times in ns of the worker's monotonic clock.
+
+    repeated: the answer to a plan number seen before; its tokens have been published.
+    """
 
     plan: Plan
     outputs: tuple[SequenceOutput, ...]
@@ -108,3 +113,4 @@ class StepOutput:
     idle_ns: int
     num_rows: int
     error: str = ""
+    repeated: bool = False

@@ -42,19 +42,16 @@ class PublishBook:
     def __init__(self, new_decoder: Callable[[], Callable[[int], str]]) -> None:
         self._new_decoder = new_decoder
         self._open: dict[int, _Published] = {}
-        self._closed: set[int] = set()  # ended here while steps of them may still be under way
 
     def take(self, step: StepOutput) -> list[Item]:
         """The items to publish for one step; tokens after a sequence's end are none."""
         if step.plan.full:
             self._open.clear()
-            self._closed.clear()
         for sequence_id in step.plan.release:
             self._open.pop(sequence_id, None)
-            self._closed.discard(sequence_id)
         items = []
         for output in step.outputs:
-            if output.sequence.sequence_id in self._closed or not (output.token_ids or output.finish_reason):
+            if output.sequence.ended or not (output.token_ids or output.finish_reason):
                 continue
             book = self._open.get(output.sequence.sequence_id)
             if book is None:
@@ -62,7 +59,7 @@ class PublishBook:
             item = self._item(book, output.index, output.token_ids, output.logprobs, step.plan.number)
             item.finish = item.finish or output.finish_reason
             if item.finish:
-                self._closed.add(output.sequence.sequence_id)
+                output.sequence.ended = True
             book.history.append(item)
             items.append(item)
         return items
@@ -109,10 +106,10 @@ class PublishBook:
             return None
         return [item for item in book.history if item.index >= start]
 
-    def close(self, sequence_id: int) -> None:
+    def close(self, sequence: SequenceState) -> None:
         """The sequence has ended here: published to its end, or fenced. Steps still under way say nothing more."""
-        self._open.pop(sequence_id, None)
-        self._closed.add(sequence_id)
+        sequence.ended = True
+        self._open.pop(sequence.sequence_id, None)
 
     def __len__(self) -> int:
         return len(self._open)

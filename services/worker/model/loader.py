@@ -33,8 +33,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def check_config(config: object) -> None:
-    """Refuse in one line what the paged attention cannot do right."""
+def check_config(config: Any) -> None:
+    """Refuse in one line what the paged attention cannot do right. A window as wide as the context is dropped."""
     family = getattr(config, "model_type", "?")
     if family not in FAMILIES:
         raise ConfigurationError(f"model family {family!r} is not supported; known: {', '.join(sorted(FAMILIES))}")
@@ -42,8 +42,11 @@ def check_config(config: object) -> None:
     kind = rope.get("rope_type", "default")
     if kind not in ROPE_KINDS:
         raise ConfigurationError(f"rotary embedding {kind!r} depends on the batch and is not supported")
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and window < config.max_position_embeddings:
         raise ConfigurationError("sliding-window attention is not supported")
+    if window:
+        config.sliding_window = None
 
 
 def load_model(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Any:
