@@ -13,6 +13,7 @@ from services.scheduler.adapters.codec import plan_to_proto, result_from_proto
 from services.scheduler.core import invariants
 from services.scheduler.core.order import Fcfs
 from services.scheduler.core.policies import BATCHING_POLICIES
+from services.scheduler.core.request import FinishReason
 from services.scheduler.core.request import Sequence as CoreSequence
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.step import WorkerLimits
@@ -117,7 +118,8 @@ class LocalSystem:
                 record.logprobs += item.logprobs
                 record.steps += [output.plan.number] * len(item.token_ids)
                 record.finish = item.finish_reason
-        self.core.apply(name, result_from_proto(result_to_proto(output).result))
+        for sequence in self.core.apply(name, result_from_proto(result_to_proto(output).result)):
+            self.core.finish(sequence, FinishReason.STOP, tell_worker=False)
 
     def run(self) -> dict[str, Generated]:
         """Step until all is done; asserts that nothing is left behind."""

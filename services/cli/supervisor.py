@@ -38,6 +38,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
+    proven: bool = False  # it has served: what ends it now is worth trying again
     _delay: float = field(default=FIRST_DELAY_S)
 
     async def start(self) -> None:
@@ -62,16 +63,20 @@ class Child:
             started = time.monotonic()
             await self.start()
             assert self.process is not None
+            if self.stopping:
+                self.process.terminate()
             code = await self.process.wait()
             if self.stopping:
                 return
-            if code == CONFIGURATION_EXIT:
+            if code == CONFIGURATION_EXIT and not self.proven:
                 raise ChildFailed(self.last_line())
             if time.monotonic() - started > SETTLED_S:
                 self._delay = FIRST_DELAY_S
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             say(f"{self.name} died ({how}); restarting in {self._delay:g} s; its log is {self.log}")
             await asyncio.sleep(self._delay)
+            if self.stopping:
+                return
             self._delay = min(self._delay * 2, MAX_DELAY_S)
             self.restarts += 1
 

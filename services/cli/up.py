@@ -232,6 +232,8 @@ async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
         done, _ = await asyncio.wait([starting, stopping, *supervising], return_when=asyncio.FIRST_COMPLETED)
         if starting in done:
             starting.result()
+            for child in system.children:
+                child.proven = True
             greet(system, settings, files, folder)
             done, _ = await asyncio.wait([stopping, *supervising], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {starting, stopping}:

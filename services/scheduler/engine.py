@@ -16,6 +16,9 @@ from services.scheduler.core.step import Scheduled, StepPlan, StepResult, Worker
 
 log = logging.getLogger(__name__)
 
+# Assignments of one choice under one leader: what fails as often is not tried again.
+MAX_ATTEMPTS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -79,6 +82,8 @@ class Engine:
         self._links: dict[str, WorkerLink] = {}
         self._assigned: dict[int, Sequence] = {}
         self._arrivals = count(1)
+        # True once the workers connected are those registered: only then "fits nowhere" is known.
+        self.fleet_known = False
 
     # -- requests
 
@@ -106,9 +111,20 @@ class Engine:
             self.core.add(todo)
         if fence.aborted:
             self._end(request.request_id, FinishReason.ABORT)
-        elif not all(self.core.can_ever_fit(sequence) for sequence in todo):
-            log.error("request %s can never fit; the router should have refused it", request.request_id)
-            self._end(request.request_id, FinishReason.ERROR)
+        elif self.fleet_known:
+            self._end_if_impossible(request.request_id)
+
+    def end_impossible(self) -> None:
+        """End what no worker could ever run, now that all workers are known. The router refuses most of it before."""
+        self.fleet_known = True
+        for request_id in list(self.records):
+            self._end_if_impossible(request_id)
+
+    def _end_if_impossible(self, request_id: str) -> None:
+        waiting = (s for s in self.core.sequences(request_id) if s.status is Status.WAITING)
+        if not all(self.core.can_ever_fit(sequence) for sequence in waiting):
+            log.error("request %s can never fit on any worker", request_id)
+            self._end(request_id, FinishReason.ERROR)
 
     def on_abort(self, request_id: str) -> None:
         """The flag is set. Blocks are free at once; the finish goes into the journal behind. Idempotent."""
@@ -199,7 +215,10 @@ class Engine:
                 self.on_finished(request_id, [choice])
             elif sequence.status is Status.RECOVERING:
                 self.core.resume(sequence, fenced.token_ids)
-        if fence.aborted:
+        if max(record.attempts) > MAX_ATTEMPTS:
+            log.error("request %s has failed %d times", request_id, MAX_ATTEMPTS)
+            self._end(request_id, FinishReason.ERROR)
+        elif fence.aborted:
             self.on_abort(request_id)
 
     # -- plans

@@ -38,6 +38,7 @@ async def take_lead(store: Store, identity: str) -> int:
         try:
             lead = await store.lead(identity, LEAD_TTL_MS)
             if lead is not None:
+                await store.load_functions()
                 return lead[0]
             if not said:
                 log.info("another scheduler leads; standing by")
@@ -53,7 +54,7 @@ async def keep_lead(store: Store, identity: str, epoch: int) -> None:
     while True:
         await asyncio.sleep(LEAD_TTL_MS / 3000)
         try:
-            lead = await store.lead(identity, LEAD_TTL_MS)
+            lead = await store.lead(identity, LEAD_TTL_MS, epoch)
         except CONNECTION_ERRORS:
             log.debug("Redis does not answer; going on under epoch %d", epoch)
             continue
@@ -89,7 +90,7 @@ async def serve(settings: SchedulerSettings) -> None:
         return
     epoch = taking.result()
     log.info("leading with epoch %d: %s, %s", epoch, settings.policy, settings.order)
-    core = Scheduler(BATCHING_POLICIES[settings.policy](), ORDER_POLICIES[settings.order]())
+    core = Scheduler(BATCHING_POLICIES[settings.policy](), ORDER_POLICIES[settings.order](), first_id=epoch << 32)
     journal = RedisJournal(store, epoch)
     engine = Engine(core, journal, settings.depth)
     workers = Workers(store, engine, epoch, settings.max_num_seqs, settings.token_budget)

@@ -14,6 +14,8 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.step import SequenceOutput, StepResult
 from tests import builders
 
+OVER = (Status.ENDED, Status.FINISHED)
+
 
 class FakeFleet:
     """Drives a scheduler as engine and workers would, remembering what they would know."""
@@ -27,6 +29,7 @@ class FakeFleet:
         self.known: dict[str, set[int]] = {name: set() for name in self.scheduler.workers}
         self.finished: list[Sequence] = []
         self.recovering: list[Sequence] = []
+        self.ended: list[Sequence] = []
 
     def add(self, prompt: int, max_tokens: int) -> None:
         self.arrivals += 1
@@ -65,11 +68,20 @@ class FakeFleet:
             if item.samples and rng.random() < 0.1
         }
         result = builders.outcome(plan, ends, token=rng.randrange(100))
-        still = tuple(o for o in result.outputs if self._by_id(plan, o).status is not Status.FINISHED)
-        self.finished += self.scheduler.apply(name, StepResult(plan.number, still))
-        for sequence in self.finished:
-            self.live.pop(sequence.request_id, None)
+        still = tuple(o for o in result.outputs if self._by_id(plan, o).status not in OVER)
+        self.ended += self.scheduler.apply(name, StepResult(plan.number, still))
+        if rng.random() < 0.7:  # the finish is acknowledged at once, or later, or after the worker is lost
+            self.acknowledge()
         return True
+
+    def acknowledge(self) -> None:
+        """The finishes are in the journal."""
+        for sequence in self.ended:
+            if sequence.status is Status.ENDED:
+                self.scheduler.finish(sequence, FinishReason.STOP, tell_worker=False)
+                self.finished.append(sequence)
+                self.live.pop(sequence.request_id, None)
+        self.ended = []
 
     @staticmethod
     def _by_id(plan, output: SequenceOutput) -> Sequence:  # type: ignore[no-untyped-def]
@@ -107,6 +119,7 @@ class FakeFleet:
                 invariants.check(self.scheduler)
                 moved |= self.result(name, rng)
                 invariants.check(self.scheduler)
+            self.acknowledge()
             if not self.live and not any(w.in_flight for w in self.scheduler.workers.values()):
                 break
             assert moved, "something waits or runs, but no step was made"

@@ -42,6 +42,7 @@ class Run:
         }
         for sequence in self.core.apply("w0", builders.outcome(plan, ends)):
             self.ended[sequence.request_id] = plan.number
+            self.core.finish(sequence, FinishReason.STOP, tell_worker=False)
         invariants.check(self.core)
         return True
 

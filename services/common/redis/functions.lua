@@ -6,6 +6,8 @@
 local INBOX_MAXLEN = 10000
 local INBOX_TTL_S = 120
 local CONTROL_MAXLEN = 1000
+-- choice:index:token ids:finish
+local ITEM = '^(%d+):(%d+):([%d,]*):(%a*)$'
 
 local function prefix_of(keys)
   return string.sub(keys[1], 1, -1 - string.len('requests'))
@@ -19,21 +21,21 @@ local function now_ms()
   return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 end
 
+local function split_ids(ids)
+  local out = {}
+  for id in string.gmatch(ids, '%d+') do out[#out + 1] = id end
+  return out
+end
+
 -- Calls f(choice, index, ids, finish) for each item of each journal entry, in order.
 local function each_item(journal, f)
   for _, entry in ipairs(redis.call('XRANGE', journal, '-', '+')) do
     local fields = entry[2]
     for i = 1, #fields, 2 do
-      local choice, index, ids, finish = string.match(fields[i], '^(%d+):(%d+):([%d,]*):(%a*)$')
+      local choice, index, ids, finish = string.match(fields[i], ITEM)
       if choice then f(tonumber(choice), tonumber(index), ids, finish) end
     end
   end
-end
-
-local function split_ids(ids)
-  local out = {}
-  for id in string.gmatch(ids, '%d+') do out[#out + 1] = id end
-  return out
 end
 
 local function ring(prefix, request)
@@ -67,24 +69,46 @@ local function enqueue(keys, args)
   return { 'ok' }
 end
 
+-- What the journal's tail holds of one choice, read backwards only as far as asked for, once per call of publish.
+local function tail_of(cache, journal, choice)
+  local key = journal .. ':' .. choice
+  if not cache[key] then
+    cache[key] = { journal = journal, choice = choice, ids = {}, finish = '', lowest = math.huge, before = '+' }
+  end
+  return cache[key]
+end
+
+local function read_back_to(tail, index)
+  while tail.before and tail.lowest > index do
+    local entries = redis.call('XREVRANGE', tail.journal, tail.before, '-', 'COUNT', 64)
+    tail.before = nil
+    for _, entry in ipairs(entries) do
+      tail.before = '(' .. entry[1]
+      for i = 1, #entry[2], 2 do
+        local choice, start, ids, finish = string.match(entry[2][i], ITEM)
+        if choice == tail.choice then
+          for offset, id in ipairs(split_ids(ids)) do tail.ids[tonumber(start) + offset - 1] = id end
+          if finish ~= '' then tail.finish = finish end
+          tail.lowest = math.min(tail.lowest, tonumber(start))
+        end
+      end
+    end
+  end
+end
+
 -- Is this item already in the journal? 'same', 'differs', or nil when part of it is not there.
-local function compare(journal, choice, index, ids, finish)
-  local have, finished = {}, nil
-  each_item(journal, function(c, i, item_ids, item_finish)
-    if c ~= choice then return end
-    for offset, id in ipairs(split_ids(item_ids)) do have[i + offset - 1] = id end
-    if item_finish ~= '' then finished = item_finish end
-  end)
+local function compare(tail, item, ids)
+  read_back_to(tail, item.index)
   for offset, id in ipairs(ids) do
-    local there = have[index + offset - 1]
+    local there = tail.ids[item.index + offset - 1]
     if there == nil then return nil end
     if there ~= id then return 'differs' end
   end
-  if finish ~= '' and finish ~= finished then return nil end
+  if item.finish ~= '' and item.finish ~= tail.finish then return nil end
   return 'same'
 end
 
-local function answer(prefix, touched, item, worker)
+local function answer(prefix, touched, cache, item, worker)
   local state = state_key(prefix, item.request)
   local values = redis.call('HMGET', state, 'epoch', 'attempt:' .. item.choice, 'next:' .. item.choice, 'fin:' .. item.choice)
   if not values[1] then return 'gone' end
@@ -94,7 +118,7 @@ local function answer(prefix, touched, item, worker)
   local next_index = tonumber(values[3] or '0')
   local ids = split_ids(item.ids)
   if values[4] or (item.index < next_index and #ids > 0) then
-    local known = compare(journal_key(prefix, item.request), tonumber(item.choice), item.index, ids, item.finish)
+    local known = compare(tail_of(cache, journal_key(prefix, item.request), item.choice), item, ids)
     if known == 'same' then return 'same' end
     if values[4] then return 'finished' end
     return known or ('gap:' .. next_index)
@@ -142,7 +166,8 @@ local function write_entry(prefix, keys, entry, is_last)
   for name in pairs(values) do
     if string.sub(name, 1, 7) == 'reader:' then
       local inbox = prefix .. 'inbox:' .. string.sub(name, 8)
-      redis.call('XADD', inbox, 'MAXLEN', '~', INBOX_MAXLEN, '*', 'r', entry.request, 'j', id, unpack(entry.fields))
+      redis.call('XADD', inbox, 'MAXLEN', '~', INBOX_MAXLEN, '*',
+        'r', entry.request, 'j', id, 'b', values.last, unpack(entry.fields))
       redis.call('EXPIRE', inbox, INBOX_TTL_S)
     end
   end
@@ -158,13 +183,13 @@ end
 -- Returns one answer per item: ok, same, differs, gap:<next>, stale, finished, gone.
 local function publish(keys, args)
   local prefix = prefix_of(keys)
-  local answers, touched = {}, {}
+  local answers, touched, cache = {}, {}, {}
   for i = 2, #args, 9 do
     local item = {
       request = args[i], epoch = args[i + 1], attempt = args[i + 2], choice = args[i + 3],
       index = tonumber(args[i + 4]), ids = args[i + 5], finish = args[i + 6], payload = args[i + 7], step = args[i + 8],
     }
-    answers[#answers + 1] = answer(prefix, touched, item, args[1])
+    answers[#answers + 1] = answer(prefix, touched, cache, item, args[1])
   end
   local last = {}
   for position, entry in ipairs(touched) do last[entry.request] = position end
@@ -266,7 +291,8 @@ local function registered(keys, args)
   return out
 end
 
--- ARGV: leader, time to live in ms (0 resigns). A newly acquired lead raises the epoch.
+-- ARGV: leader, time to live in ms (0 resigns), epoch that the caller leads with (0: none).
+-- A newly acquired lead raises the epoch; one that only lapsed while Redis was away does not.
 -- Returns {'leader', epoch, generation} or {'standby', holder}.
 local function lead(keys, args)
   local prefix = prefix_of(keys)
@@ -277,13 +303,14 @@ local function lead(keys, args)
     return { 'standby', '' }
   end
   if holder and holder ~= args[1] then return { 'standby', holder } end
-  redis.call('SET', key, args[1], 'PX', ttl)
-  if not holder then
-    -- An emptied Redis must not start at an epoch that workers have seen already.
-    redis.call('SET', prefix .. 'epoch', redis.call('TIME')[1], 'NX')
-    redis.call('INCR', prefix .. 'epoch')
+  local epoch = redis.call('GET', prefix .. 'epoch') or '0'
+  if not holder and (args[3] == '0' or args[3] ~= epoch) then
+    -- An emptied Redis must not start again at an epoch that workers have seen: the clock is its floor.
+    epoch = string.format('%d', math.max(tonumber(epoch) + 1, tonumber(redis.call('TIME')[1])))
+    redis.call('SET', prefix .. 'epoch', epoch)
   end
-  return { 'leader', redis.call('GET', prefix .. 'epoch') or '0', generation(prefix) }
+  redis.call('SET', key, args[1], 'PX', ttl)
+  return { 'leader', epoch, generation(prefix) }
 end
 
 redis.register_function('orca_v1_enqueue', enqueue)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 LIBRARY = "orca_v1"
 MAX_CONNECTIONS = 64
+PASSING = ("BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "READONLY", "OOM", "LOADING", "TRYAGAIN")
 CONNECTION_ERRORS = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.BusyLoadingError, OSError)
 
 
@@ -56,6 +58,19 @@ def parse_entry(request_id: str, entry_id: str, fields: Sequence[tuple[bytes, by
     return JournalEntry(request_id, entry_id, worker, step, tuple(items), usage)
 
 
+@contextmanager
+def _passing_states() -> Iterator[None]:
+    """A server that cannot serve just now (read-only, full, busy) is treated like one that does not answer."""
+    try:
+        yield
+    except redis_errors.ResponseError as error:
+        if str(error).startswith(PASSING):
+            raise redis_errors.ConnectionError(str(error)) from error
+        if isinstance(error, (redis_errors.ReadOnlyError, redis_errors.OutOfMemoryError)):
+            raise redis_errors.ConnectionError(str(error)) from error
+        raise
+
+
 def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
@@ -78,13 +93,22 @@ class Store:
     async def _call(self, function: str, *args: Any) -> list[Any]:
         name = f"{LIBRARY}_{function}"
         try:
-            return cast(list[Any], await cast(Any, self._redis.fcall(name, 1, self.requests_key, *args)))
+            return await self._fcall(name, args)
         except redis_errors.ResponseError as error:
             if "Function not found" not in str(error):
                 raise
+        await self.load_functions()
+        return await self._fcall(name, args)
+
+    async def _fcall(self, name: str, args: Sequence[Any]) -> list[Any]:
+        with _passing_states():
+            return cast(list[Any], await cast(Any, self._redis.fcall(name, 1, self.requests_key, *args)))
+
+    async def load_functions(self) -> None:
+        """Put this version of the library into Redis, over any other; a leader does when it takes over."""
         source = files("services.common.redis").joinpath("functions.lua").read_text(encoding="utf-8")
-        await cast(Any, self._redis.function_load(source, replace=True))
-        return cast(list[Any], await cast(Any, self._redis.fcall(name, 1, self.requests_key, *args)))
+        with _passing_states():
+            await cast(Any, self._redis.function_load(source, replace=True))
 
     # -- requests
 
@@ -149,7 +173,8 @@ class Store:
 
     async def read(self, positions: dict[str, str], block_ms: int) -> list[tuple[str, str, list[tuple[bytes, bytes]]]]:
         """New entries of some streams: (stream, entry id, fields). Moves `positions` on. Waits up to block_ms."""
-        rows: Any = await self._redis.xread(cast(Any, positions), count=500, block=block_ms)
+        with _passing_states():
+            rows: Any = await self._redis.xread(cast(Any, positions), count=500, block=block_ms)
         out = []
         streams = rows.items() if isinstance(rows, dict) else rows
         for stream, batches in streams or []:
@@ -173,9 +198,12 @@ class Store:
         """Documents of the workers or routers that are alive, by name."""
         return {name.decode(): document.decode() for name, document in _pairs(await self._call("registered", kind))}
 
-    async def lead(self, leader: str, ttl_ms: int) -> tuple[int, str] | None:
-        """Take or keep the lead: (epoch, generation), or None while another leads. A time to live of 0 resigns."""
-        answer = await self._call("lead", leader, ttl_ms)
+    async def lead(self, leader: str, ttl_ms: int, epoch: int = 0) -> tuple[int, str] | None:
+        """Take the lead, or keep it under `epoch`: (epoch, generation), or None while another leads.
+
+        A time to live of 0 resigns.
+        """
+        answer = await self._call("lead", leader, ttl_ms, epoch)
         return (int(answer[1]), answer[2].decode()) if answer[0] == b"leader" else None
 
 

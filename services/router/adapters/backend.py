@@ -29,6 +29,7 @@ class Backend:
         self._max_requests = max_requests
         self._resume_window_s = resume_window_s
         self._streams: dict[str, Stream] = {}
+        self._lagging: set[Stream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -113,12 +114,26 @@ class Backend:
             waits = backoff()
             for _, _, fields in frames:
                 self._dispatch(fields)
+            lagging, self._lagging = self._lagging, set()
+            for stream in lagging:
+                try:
+                    await self._catch_up(stream)
+                except CONNECTION_ERRORS:
+                    self._lagging.add(stream)  # next time
 
     def _dispatch(self, fields: list[tuple[bytes, bytes]]) -> None:
-        (_, request), (_, entry_id), *rest = fields
+        (_, request), (_, entry_id), (_, before), *rest = fields
         stream = self._streams.get(request.decode())
-        if stream is not None:
+        if stream is None:
+            return
+        if stream.follows(before.decode()):
             stream.feed(parse_entry(stream.request.request_id, entry_id.decode(), rest))
+        else:  # a frame before this one was trimmed away: the journal has it
+            self._lagging.add(stream)
+
+    async def _catch_up(self, stream: Stream) -> None:
+        for entry in await self._store.journal(stream.request.request_id, after=stream.last_id):
+            stream.feed(entry)
 
     async def _watch(self) -> None:
         """Once a second: who can serve, and every stream that has been silent for a while."""
@@ -145,5 +160,4 @@ class Backend:
             if entry_id is None:
                 stream.fail(GenerationFailed("the request was lost with the queue's state"))
             elif order_of(entry_id) > order_of(stream.last_id):
-                for entry in await self._store.journal(stream.request.request_id, after=stream.last_id):
-                    stream.feed(entry)
+                await self._catch_up(stream)

@@ -89,9 +89,15 @@ def sampling(body: SamplingFields, max_tokens: int, logprobs: int | None, limits
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
         stop=body.stops,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=_stop_tokens(body.stop_token_ids or [], limits),
         logprobs=logprobs,
     )
+
+
+def _stop_tokens(ids: list[int], limits: FleetLimits) -> tuple[int, ...]:
+    if any(token >= limits.vocab_size for token in ids):
+        raise InvalidRequest(f"stop_token_ids: not all within 0 .. {limits.vocab_size - 1}", "stop_token_ids")
+    return tuple(ids)
 
 
 def _bias(bias: dict[str, float], limits: FleetLimits) -> dict[int, float]:

@@ -26,6 +26,10 @@ class Stream:
     done: bool = False
     _entries: asyncio.Queue[JournalEntry | Exception] = field(default_factory=asyncio.Queue)
 
+    def follows(self, before: str) -> bool:
+        """True if an entry whose predecessor is `before` is the next one: nothing in between was lost."""
+        return order_of(before) <= order_of(self.last_id)
+
     def feed(self, entry: JournalEntry) -> None:
         """Take an entry; one seen before (journal and inbox overlap) is dropped."""
         if self.done or order_of(entry.entry_id) <= order_of(self.last_id):

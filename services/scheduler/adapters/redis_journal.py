@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -64,14 +64,25 @@ class RedisJournal:
     async def _finish(self, engine: Engine, request_id: str, choices: list[int], reason: FinishReason) -> None:
         fence = await self._fence(request_id, choices)
         if isinstance(fence, FenceAnswer):
-            items = [
-                PublishItem(request_id, self._epoch, fence.choices[choice].attempt, choice, 0, (), 0, reason.value)
-                for choice in choices
-            ]
-            answers = await until_answered(lambda: self._store.publish("scheduler", items))
-            if "stale" in answers:
-                log.warning("request %s: another leader has taken over", request_id)
+            await self._publish_finish(request_id, fence, choices, reason)
         engine.on_finished(request_id, choices)
+
+    async def _refuse(self, request_id: str) -> None:
+        """End a request that we cannot even read."""
+        fence = await self._fence(request_id, [])
+        if isinstance(fence, FenceAnswer):
+            await self._publish_finish(request_id, fence, range(len(fence.choices)), FinishReason.ERROR)
+
+    async def _publish_finish(
+        self, request_id: str, fence: FenceAnswer, choices: Iterable[int], reason: FinishReason
+    ) -> None:
+        items = [
+            PublishItem(request_id, self._epoch, fence.choices[choice].attempt, choice, 0, (), 0, reason.value)
+            for choice in choices
+        ]
+        answers = await until_answered(lambda: self._store.publish("scheduler", items))
+        if "stale" in answers:
+            log.warning("request %s: another leader has taken over", request_id)
 
     async def _recover(self, engine: Engine, request_id: str, choices: list[int]) -> None:
         engine.on_recovered(request_id, choices, await self._fence(request_id, choices))
@@ -100,6 +111,7 @@ class RedisJournal:
             request = request_from_bytes(fields[b"p"])
         except DecodeError:
             log.error("request %s cannot be read", request_id)
+            await self._refuse(request_id)
             return
         fence = await self._fence(request_id, [])
         if isinstance(fence, FenceAnswer):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import grpc
@@ -11,12 +12,18 @@ from services.common import rpc
 from services.common.pb.orca.v1 import worker_pb2
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
 from services.scheduler.adapters import codec
+from services.scheduler.core.scheduler import OutOfOrder
 from services.scheduler.core.step import StepPlan
 from services.scheduler.engine import Assignment, Engine
 
 log = logging.getLogger(__name__)
 
 DISCOVERY_S = 0.25
+STABLE_S = 5.0
+
+
+class WrongWorker(Exception):
+    """Another process answers at a worker's address: its registration is old."""
 
 
 class Session:
@@ -28,6 +35,7 @@ class Session:
         self._epoch = epoch
         self._outgoing: asyncio.Queue[worker_pb2.SchedulerMessage] = asyncio.Queue()
         self._call: Any = None
+        self.greeted = False
 
     def send(self, plan: StepPlan, added: list[Assignment]) -> None:
         self._outgoing.put_nowait(codec.plan_to_proto(plan, added, self._epoch))
@@ -36,11 +44,14 @@ class Session:
         if self._call is not None:
             self._call.cancel()
 
-    async def run(self, address: str, max_num_seqs: int, token_budget: int) -> None:
-        """Dial, hear hello, then exchange plans and results until either side goes. Raises grpc.RpcError."""
-        async with rpc.dial(address) as channel:
+    async def run(self, document: dict[str, Any], max_num_seqs: int, token_budget: int) -> None:
+        """Dial, hear hello, then exchange plans and results until either side goes.
+
+        Raises grpc.RpcError, or WrongWorker if somebody else answers at the address.
+        """
+        async with rpc.dial(document["address"]) as channel:
             self._call = rpc.open_session(channel)
-            hello = (await self._call.read()).hello
+            hello = await self._hello(document["incarnation"])
             limits = codec.limits_from_hello(hello, max_num_seqs, token_budget)
             log.info("%s is connected: %d blocks of %d", self.name, limits.num_blocks, limits.block_size)
             self._engine.on_worker(self.name, self, limits)
@@ -56,6 +67,16 @@ class Session:
                 self._engine.on_worker_lost(self.name)
                 self._engine.pump()
 
+    async def _hello(self, incarnation: str) -> worker_pb2.Hello:
+        message = await self._call.read()
+        if message is grpc.aio.EOF or message.WhichOneof("kind") != "hello":
+            raise WrongWorker("no hello came")
+        hello: worker_pb2.Hello = message.hello
+        if (hello.worker, hello.incarnation) != (self.name, incarnation) or not hello.block_size:
+            raise WrongWorker(f"{hello.worker} answers instead of {self.name}")
+        self.greeted = True
+        return hello
+
     async def _write(self) -> None:
         while True:
             await self._call.write(await self._outgoing.get())
@@ -68,7 +89,11 @@ class Session:
                 log.error("%s could not run plan %d: %s", self.name, message.result.plan_number, message.result.error)
                 self.close()
                 return
-            self._engine.on_result(self.name, codec.result_from_proto(message.result))
+            try:
+                self._engine.on_result(self.name, codec.result_from_proto(message.result))
+            except OutOfOrder as error:
+                log.error("%s", error)
+                self.close()
         elif kind == "published":
             for outcome in message.published.outcomes:
                 self._engine.on_outcome(codec.outcome_from_proto(outcome))
@@ -88,6 +113,8 @@ class Workers:
         self._token_budget = token_budget
         self._known: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._connected: frozenset[str] = frozenset()
+        self._stable_since = 0.0
 
     async def run(self) -> None:
         """Watch the registrations. Ends by cancellation; a bug in a session ends it too."""
@@ -102,24 +129,35 @@ class Workers:
                     self._tasks[name] = asyncio.create_task(self._keep(name))
                 for name in [name for name, task in self._tasks.items() if task.done()]:
                     self._tasks.pop(name).result()
+                self._judge_fleet()
                 await asyncio.sleep(DISCOVERY_S)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    def _judge_fleet(self) -> None:
+        """The fleet is known once all registered workers have been connected, unchanged, for a while."""
+        connected = frozenset(self._engine.core.workers)
+        if connected != self._connected or connected != self._known.keys() or not connected:
+            self._connected, self._stable_since = connected, time.monotonic()
+            self._engine.fleet_known = False
+        elif not self._engine.fleet_known and time.monotonic() - self._stable_since > STABLE_S:
+            self._engine.end_impossible()
+
     async def _keep(self, name: str) -> None:
         waits = backoff()
         while name in self._known:
+            session = Session(name, self._engine, self._epoch)
             try:
-                session = Session(name, self._engine, self._epoch)
-                await session.run(self._known[name]["address"], self._max_num_seqs, self._token_budget)
+                await session.run(self._known[name], self._max_num_seqs, self._token_budget)
                 log.warning("%s has gone", name)
-                waits = backoff()
-            except (grpc.RpcError, asyncio.CancelledError) as error:
+            except (grpc.RpcError, WrongWorker, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and _is_ours(error):
                     raise
                 log.warning("%s is lost: %s", name, _reason(error))
+            if session.greeted:
+                waits = backoff()
             await anext(waits)
 
 
@@ -130,4 +168,6 @@ def _is_ours(_: asyncio.CancelledError) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    return error.details() or error.code().name if isinstance(error, grpc.aio.AioRpcError) else "session closed"
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or error.code().name
+    return str(error) or "session closed"

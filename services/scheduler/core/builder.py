@@ -47,6 +47,8 @@ class StepBuilder:
 
     def candidates(self) -> Iterator[Sequence]:
         """Waiting sequences that should run here, first in order first. Safe against admission while iterating."""
+        if self.worker.num_active >= self.limits.max_active:
+            return  # no slot: nobody need be asked
         for sequence in list(self._waiting):
             # A preempted sequence comes back only when its last results are known: they are part of its prompt now.
             if sequence.steps_in_flight == 0 and self._place(sequence) is self.worker:

@@ -10,6 +10,7 @@ class Status(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     RECOVERING = "recovering"  # off its worker; its fence is being raised and the journal read
+    ENDED = "ended"  # its worker said so, and its blocks are free; the finish is not in the journal yet
     FINISHED = "finished"
 
 
@@ -22,9 +23,10 @@ class FinishReason(Enum):
 
 LEGAL_MOVES = {
     Status.WAITING: {Status.RUNNING, Status.RECOVERING, Status.FINISHED},
-    Status.RUNNING: {Status.PREEMPTED, Status.RECOVERING, Status.FINISHED},
-    Status.PREEMPTED: {Status.RUNNING, Status.RECOVERING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTED, Status.RECOVERING, Status.ENDED, Status.FINISHED},
+    Status.PREEMPTED: {Status.RUNNING, Status.RECOVERING, Status.ENDED, Status.FINISHED},
     Status.RECOVERING: {Status.WAITING, Status.FINISHED},
+    Status.ENDED: {Status.RECOVERING, Status.FINISHED},
     Status.FINISHED: set(),
 }
 
@@ -81,7 +83,7 @@ class Sequence:
         """Tokens that the next step could compute: known or promised, and not yet scheduled."""
         if len(self.output) + self.promised >= self.max_tokens:
             return 0
-        return self.num_tokens + self.promised - self.num_computed - self.in_flight
+        return max(0, self.num_tokens + self.promised - self.num_computed - self.in_flight)
 
     @property
     def is_decoding(self) -> bool:

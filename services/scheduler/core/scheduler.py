@@ -18,14 +18,24 @@ WATERMARK = 0.01
 HEADROOM = 1
 
 
+class OutOfOrder(Exception):
+    """A worker answered another plan than the oldest in flight."""
+
+
 class Scheduler:
     """Decides each worker's next step.
 
-    Raises nothing on results of sequences that have ended meanwhile; a result out of step order is a ValueError.
+    Raises nothing on results of sequences that have ended meanwhile. first_id: where assignment ids begin, so that no
+    other leader's are met again.
     """
 
     def __init__(
-        self, batching: BatchingPolicy, order: OrderPolicy, watermark: float = WATERMARK, headroom: int = HEADROOM
+        self,
+        batching: BatchingPolicy,
+        order: OrderPolicy,
+        watermark: float = WATERMARK,
+        headroom: int = HEADROOM,
+        first_id: int = 1,
     ) -> None:
         self.batching = batching
         self.order = order
@@ -34,7 +44,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._watermark = watermark
         self._headroom = headroom
-        self._ids = count(1)
+        self._ids = count(first_id)
         self._requests: dict[str, list[Sequence]] = {}
 
     # -- workers
@@ -57,10 +67,7 @@ class Scheduler:
 
     def suspend(self, sequence: Sequence) -> None:
         """Take one sequence off its worker to recover; then `resume` it. Its blocks are free at once."""
-        if sequence.status is Status.RUNNING:
-            self.workers[sequence.worker or ""].forget(sequence, tell_worker=True)
-        else:
-            self.waiting.remove(sequence)
+        self._leave(sequence, tell_worker=True)
         self._begin_recovery(sequence)
 
     @staticmethod
@@ -69,6 +76,7 @@ class Scheduler:
         sequence.worker = None
         sequence.sequence_id = 0  # results still under way are for nobody
         sequence.block_table = []
+        sequence.finish_reason = None
         sequence.num_computed = sequence.in_flight = sequence.promised = sequence.steps_in_flight = 0
 
     def resume(self, sequence: Sequence, output: Iterable[int]) -> None:
@@ -100,15 +108,19 @@ class Scheduler:
         return ended
 
     def finish(self, sequence: Sequence, reason: FinishReason, tell_worker: bool) -> None:
-        """End one sequence. Idempotent: the first reason stands."""
+        """One sequence is over, in the journal too or soon by our own hand. Idempotent: the first reason stands."""
         if sequence.status is Status.FINISHED:
             return
+        self._leave(sequence, tell_worker)
+        sequence.move_to(Status.FINISHED)
+        sequence.finish_reason = sequence.finish_reason or reason
+
+    def _leave(self, sequence: Sequence, tell_worker: bool) -> None:
+        """Take a sequence out of wherever it is: its worker's blocks, or the queue."""
         if sequence.status is Status.RUNNING:
             self.workers[sequence.worker or ""].forget(sequence, tell_worker)
-        elif sequence.status is not Status.RECOVERING:
+        elif sequence.status in (Status.WAITING, Status.PREEMPTED):
             self.waiting.remove(sequence)
-        sequence.move_to(Status.FINISHED)
-        sequence.finish_reason = reason
 
     def forget(self, request_id: str) -> None:
         """The request's end is in the journal. Raises ValueError if a sequence of it still runs."""
@@ -137,13 +149,14 @@ class Scheduler:
         return step.build(full=worker.next_plan == 1)
 
     def apply(self, worker_name: str, result: StepResult) -> list[Sequence]:
-        """Take the result of the oldest plan in flight. Returns the sequences that it ended.
+        """Take the result of the oldest plan in flight. Returns the sequences that it ended; `finish` each when
+        that is in the journal.
 
-        A sequence preempted meanwhile keeps its token; its KV is gone. Raises ValueError out of step order.
+        A sequence preempted meanwhile keeps its token; its KV is gone. Raises OutOfOrder.
         """
         worker = self.workers[worker_name]
         if not worker.in_flight or worker.in_flight[0].number != result.number:
-            raise ValueError(f"{worker_name}: result {result.number} is not the next one")
+            raise OutOfOrder(f"{worker_name}: result {result.number} is not the next one")
         plan = worker.in_flight.popleft()
         outputs = {output.sequence_id: output for output in result.outputs}
         ended = []
@@ -155,7 +168,7 @@ class Scheduler:
     def _apply_one(self, item: Scheduled, output: SequenceOutput | None) -> bool:
         """True if this ended the sequence."""
         sequence = item.sequence
-        if sequence.status is Status.FINISHED or not self._is_current(item):
+        if sequence.status in (Status.ENDED, Status.FINISHED) or not self._is_current(item):
             return False
         sequence.steps_in_flight -= 1
         sequence.promised -= item.samples
@@ -167,7 +180,9 @@ class Scheduler:
         sequence.output.extend(output.token_ids)
         if output.finish_reason is None:
             return False
-        self.finish(sequence, output.finish_reason, tell_worker=False)
+        self._leave(sequence, tell_worker=False)
+        sequence.move_to(Status.ENDED)
+        sequence.finish_reason = output.finish_reason
         return True
 
     @staticmethod

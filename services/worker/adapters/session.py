@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -37,13 +37,16 @@ class SessionServer:
         self._identity = identity
         self._loop = loop
         self._outgoing: asyncio.Queue[worker_pb2.WorkerMessage] | None = None
+        self._session = 0
 
     @property
     def connected(self) -> bool:
         return self._outgoing is not None
 
     def send_step(self, step: StepOutput) -> None:
-        self._send(result_to_proto(step))
+        """Only the session that brought the plan hears its result; a newer one has plans of its own."""
+        if step.plan.session == self._session:
+            self._send(result_to_proto(step))
 
     def send_outcomes(self, outcomes: list[Outcome]) -> None:
         self._send(outcomes_to_proto(outcomes))
@@ -59,6 +62,7 @@ class SessionServer:
         """The rpc: hello, then results and outcomes while plans come in."""
         outgoing: asyncio.Queue[worker_pb2.WorkerMessage] = asyncio.Queue()
         self._outgoing = outgoing
+        self._session += 1
         log.info("a scheduler has connected")
         reader = asyncio.create_task(self._read(requests, outgoing))
         try:
@@ -84,7 +88,9 @@ class SessionServer:
         outgoing: asyncio.Queue[worker_pb2.WorkerMessage],
     ) -> None:
         async for message in requests:
-            plan = plan_from_proto(message.plan)
+            if outgoing is not self._outgoing:
+                return  # a newer session has taken over
+            plan = replace(plan_from_proto(message.plan), session=self._session)
             if not self._loop.submit(plan):
                 refusal = worker_pb2.Refusal(
                     plan_number=plan.number, highest_epoch=self._loop.highest_epoch, reason="stale epoch"

@@ -128,7 +128,7 @@ class InputBatch:
 
     def held(self) -> list[tuple[SequenceState, bytes]]:
         """Sequences whose KV is still here, each with the chained hash of its computed blocks."""
-        return [(sequence, self._chained_hash(sequence)) for sequence in self.sequences.values()]
+        return [(sequence, self._chained_hash(sequence)) for sequence in list(self.sequences.values())]
 
     def _chained_hash(self, sequence: SequenceState) -> bytes:
         digest = b""

@@ -31,6 +31,7 @@ class Plan:
     chunks: tuple[tuple[int, int], ...] = ()
     hold: tuple[int, ...] = ()
     resume: tuple[int, ...] = ()
+    session: int = 0  # which session brought it: nobody else is told its result
 
 
 @dataclass(frozen=True, slots=True)
