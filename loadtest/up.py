@@ -28,6 +28,7 @@ class Up:
         self.folder = folder
         self.lines: list[str] = []
         self.exit_code: int | None = None
+        self._signalled = False
         self._ready = threading.Event()
         command = [sys.executable, "-m", "services.cli.main", "up"]
         command += ["--port", str(self.port), "--data-dir", str(folder), *flags]
@@ -53,9 +54,15 @@ class Up:
         self.stop()
         assert self.exit_code == 0, "\n".join(self.lines)
 
+    def signal(self, number: int) -> None:
+        """To `orca up` itself."""
+        if not self._signalled:
+            self._signalled = True
+            self._process.send_signal(number)
+
     def stop(self) -> None:
         if self.exit_code is None:
-            self._process.send_signal(signal.SIGINT)
+            self.signal(signal.SIGINT)
             self.exit_code = self._process.wait(60)
             self._reader.join(5)
             assert self._process.stdout is not None

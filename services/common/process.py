@@ -14,6 +14,11 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 HEARTBEAT_TTL_MS = 3_000
+CANCEL_AGAIN_S = 0.2
+
+
+class ProcessEnded(Exception):
+    """This process has no more business, for a reason that is no bug; its supervisor starts another."""
 
 
 def run(main: Coroutine[Any, Any, None], prog: str) -> int:
@@ -25,6 +30,11 @@ def run(main: Coroutine[Any, Any, None], prog: str) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"{prog}: {error.message}\n")
         return 2
+    except ProcessEnded as error:
+        log.warning("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -60,6 +70,16 @@ async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], s
         await asyncio.sleep(HEARTBEAT_S)
 
 
+async def end(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel tasks until each has ended. Once is not enough: redis-py 8.1 loses a cancellation now and then."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def run_until(
     stop: asyncio.Event, *tasks: Awaitable[None], drain: Callable[[], Awaitable[None]] | None = None
 ) -> None:
@@ -73,6 +93,4 @@ async def run_until(
         if drain is not None:
             await drain()
     finally:
-        for task in [waiter, *running]:
-            task.cancel()
-        await asyncio.gather(waiter, *running, return_exceptions=True)
+        await end(waiter, *running)

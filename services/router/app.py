@@ -12,6 +12,7 @@ from services.common.errors import OrcaError
 from services.router.adapters.backend import Backend
 from services.router.adapters.fleet_metrics import exposition
 from services.router.api import errors, routes
+from services.router.api.sse import ClientGone
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +22,11 @@ class Readiness:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.draining = False
 
     @property
     def reason(self) -> str | None:
         """Why not, or None."""
-        if self.draining:
+        if self._backend.draining:
             return "draining"
         if not self._backend.reachable:
             return "the queue does not answer"
@@ -60,6 +60,10 @@ def create_app(
             service.metrics.requests.labels("refused" if error.status < 500 else "error").inc()
         return await errors.handle_orca_error(request, error)
 
+    async def gone(_: Request, __: Exception) -> Response:
+        service.metrics.requests.labels("abort").inc()
+        return Response(status_code=499)
+
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return errors.plain(error.status_code, str(error.detail))
@@ -72,6 +76,7 @@ def create_app(
         return errors.plain(500, "internal error")
 
     app.add_exception_handler(OrcaError, refused)
+    app.add_exception_handler(ClientGone, gone)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, unexpected)

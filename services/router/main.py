@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,7 @@ from services.common.settings import parse
 from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.adapters.backend import Backend
+from services.router.adapters.http import BoundedHeaders
 from services.router.api.routes import Service
 from services.router.app import Readiness, create_app
 from services.router.core.chat import ChatEncoder
@@ -29,7 +31,8 @@ from services.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
-TOKENIZER_THREADS = 2
+# One core is left for the event loop.
+TOKENIZER_THREADS = max(1, (os.cpu_count() or 1) - 1)
 
 
 def make_service(settings: RouterSettings, files: ModelFiles, backend: Backend, registry: CollectorRegistry) -> Service:
@@ -58,6 +61,8 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: RouterSettings) -> None:
     """Serve until a signal; then not ready, open streams finish, exit."""
+    stop = asyncio.Event()
+    process.on_signals(stop)
     files = await asyncio.to_thread(resolve_model, settings.model)
     incarnation = f"{settings.name}-{uuid.uuid4().hex[:12]}"
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
@@ -74,18 +79,13 @@ async def serve(settings: RouterSettings) -> None:
         log_config=None,
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=int(settings.drain) or None,
-        h11_max_incomplete_event_size=1 << 16,
+        timeout_graceful_shutdown=1,
+        http=BoundedHeaders,
     )
     server = _Server(config)
-    stop = asyncio.Event()
-    process.on_signals(stop)
 
     async def drain() -> None:
-        readiness.draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(settings.drain):
-                await backend.idle()
+        await backend.drain(settings.drain)
         server.should_exit = True
         await serving
         await backend.settle()

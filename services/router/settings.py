@@ -13,7 +13,7 @@ class RouterSettings(OrcaSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=1, le=65535, description="HTTP port")
     max_requests: int = Field(1000, ge=1, description="most requests in the system; more are refused with 429")
-    max_body_bytes: int = Field(8 << 20, ge=1024, description="largest request body")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="largest request body")
     resume_window: int = Field(120, ge=1, description="seconds that a finished request's journal is kept")
     keep_alive: float = Field(10.0, gt=0, description="seconds of silence before a comment is sent on a stream")
     drain: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")

@@ -17,7 +17,7 @@ from services.scheduler.core.step import Scheduled, StepPlan, StepResult, Worker
 log = logging.getLogger(__name__)
 
 # Assignments of one choice under one leader: what fails as often is not tried again.
-MAX_ATTEMPTS = 8
+MAX_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)

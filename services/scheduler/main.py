@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 LEAD_TTL_MS = 3_000
 
 
-class LeadLost(Exception):
+class LeadLost(process.ProcessEnded):
     """Another scheduler leads: this process ends, and its supervisor starts it as a standby."""
 
 
@@ -85,7 +85,7 @@ async def serve(settings: SchedulerSettings) -> None:
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not taking.done():
-        taking.cancel()
+        await process.end(taking)
         await store.aclose()
         return
     epoch = taking.result()
@@ -99,7 +99,12 @@ async def serve(settings: SchedulerSettings) -> None:
     metrics.serve(registry, settings.metrics_port)
     try:
         await process.run_until(
-            stop, workers.run(), journal.read(engine), journal.work(engine), keep_lead(store, identity, epoch)
+            stop,
+            workers.run(),
+            journal.read(engine),
+            journal.work(engine),
+            journal.reap(engine),
+            keep_lead(store, identity, epoch),
         )
         await store.lead(identity, 0)
     except CONNECTION_ERRORS as error:

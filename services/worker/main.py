@@ -67,6 +67,8 @@ def observe(gauges: metrics.WorkerMetrics, step: StepOutput) -> None:
 
 async def serve(settings: WorkerSettings) -> None:
     """Run the worker until a signal; what was computed is published before it ends."""
+    stop = asyncio.Event()
+    process.on_signals(stop)
     files = resolve_model(settings.model)
     log.info("loading %s", files.name)
     executor = await asyncio.to_thread(make_executor, settings, files)
@@ -117,8 +119,6 @@ async def serve(settings: WorkerSettings) -> None:
             "vocab_size": identity.vocab_size,
         }
     )
-    stop = asyncio.Event()
-    process.on_signals(stop)
     steps.start()
     log.info("%s is listening on port %d with %d blocks of KV", settings.name, port, executor.num_blocks)
 

@@ -145,7 +145,7 @@ BAD: list[tuple[str, Any, int, str]] = [
             ("temperature", -0.1),
             ("temperature", 2.01),
             ("temperature", "hot"),
-            ("top_p", 0),
+            ("top_p", -0.1),
             ("top_p", 1.1),
             ("top_k", -2),
             ("min_p", 2),
@@ -168,6 +168,8 @@ BAD: list[tuple[str, Any, int, str]] = [
             ("stream_options", {"include_usage": True}),
             ("stream", "yes"),
             ("tools", [{}]),
+            ("tool_choice", "required"),
+            ("stop_token_ids", [49152]),
             ("response_format", {"type": "json_object"}),
         ]
     ],
@@ -191,6 +193,12 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"model": MODEL, "prompt": "a", "best_of": 3}, 400, "invalid_request"),
     ("/v1/completions", b'{"model":"smollm2-135m","prompt":"a","temperature":1e999}', 400, "invalid_request"),
     ("/v1/completions", b"x" * 50_000_000, 413, "body_too_large"),
+    # Small for the sender, large for a validator that reports every element of every alternative.
+    ("/v1/completions", {"model": MODEL, "prompt": [1.5] * 700_000}, 400, "invalid_request"),
+    ("/v1/completions", {"model": MODEL, "prompt": [[]] * 900_000}, 400, "invalid_request"),
+    ("/v1/completions", {"model": MODEL, "prompt": [1] * 1_200_000}, 400, "invalid_request"),
+    ("/v1/completions", {"model": MODEL, "prompt": ["ab " * 9000] * 128}, 400, "context_length_exceeded"),
+    ("/v1/completions", {"model": MODEL, "prompt": "a", "logit_bias": {str(i): "" for i in range(300_000)}}, 400, ""),
 ]
 
 
@@ -221,6 +229,33 @@ def test_unknown_paths_and_methods_are_openai_shaped(fake_up: Up) -> None:
     assert httpx.get(f"{fake_up.url}/v1/models/none").status_code == 404
     assert httpx.get(f"{fake_up.url}/health/live").status_code == 200
     assert httpx.get(f"{fake_up.url}/health/ready").status_code == 200
+
+
+def test_headers_are_bounded(fake_up: Up) -> None:
+    response = httpx.post(f"{fake_up.url}/v1/completions", content=b"{}", headers={"X-Large": "a" * 200_000})
+    assert response.status_code == 431
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_message_of_all_private_use_characters(fake_up: Up) -> None:
+    content = "".join(map(chr, range(0xE000, 0xF900)))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    assert post(fake_up, "/v1/chat/completions", body).status_code in (200, 400)
+
+
+def test_a_client_s_request_id_is_cleaned_and_echoed_but_never_used(fake_up: Up) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    ours = set()
+    for given, echoed in (
+        ("abc-123", "abc-123"),
+        ("a*b:c{d}", "abcd"),
+        ("x" * 1000, "x" * 128),
+        ("abc-123", "abc-123"),
+    ):
+        response = post(fake_up, "/v1/completions", body, headers={"X-Request-Id": given})
+        assert response.headers["x-request-id"] == echoed
+        ours.add(response.headers["x-orca-request-id"])
+    assert len(ours) == 4
 
 
 async def test_context_edges(client: AsyncOpenAI) -> None:

@@ -70,6 +70,35 @@ def test_mixed_batch_equals_generate(tmp_path: Path, family: str) -> None:
         assert max(system.batch_sizes) > 1
 
 
+def test_every_sampling_parameter_works_on_the_executor_s_own_tensors(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make_folder(tmp_path / "m", "llama")
+    executor = TorchExecutor(resolve_model(str(tmp_path / "m")), torch.float32, torch.device("cpu"), 64, 8)
+    variants: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "logit_bias": {17: 100.0}},
+        {"temperature": 0.0, "presence_penalty": 2.0, "frequency_penalty": 1.0},
+        {"repetition_penalty": 1.5, "seed": 3},
+        {"min_tokens": 5, "stop_token_ids": (3, 4)},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "logprobs": 3},
+    ]
+    for company in (False, True):
+        system = LocalSystem([executor], eos=(1,))
+        for index, variant in enumerate(variants):
+            system.submit(f"r{index}", [5, 6, 7, 8], SamplingParams(max_tokens=10, **variant))
+            if not company:
+                system.run()
+        got = system.run()
+        if not company:
+            alone = got
+    assert [record.tokens for record in got.values()] == [record.tokens for record in alone.values()]
+    assert got["r1"].tokens == [17] * 10
+    assert len(set(got["r2"].tokens)) > len(set(got["r0"].tokens)) or got["r2"].tokens != got["r0"].tokens
+    assert len(got["r4"].tokens) >= 5
+    assert all(len(detail.top) == 3 for detail in got["r5"].logprobs)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -75,7 +75,10 @@ def read_gguf(path: Path) -> GgufMetadata:
     if cached.exists():
         data = json.loads(cached.read_text(encoding="utf-8"))
         return GgufMetadata(**{**data, "eos_token_ids": tuple(data["eos_token_ids"])})
-    metadata = _parse(path)
+    try:
+        metadata = _parse(path)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ConfigurationError(f"{path} lacks tokenizer metadata: {error}") from None
     partial = cached.with_suffix(f".{os.getpid()}.tmp")
     partial.write_text(json.dumps(asdict(metadata)), encoding="utf-8")
     partial.replace(cached)

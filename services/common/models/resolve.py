@@ -37,7 +37,7 @@ def resolve_model(spec: str) -> ModelFiles:
     if spec.startswith("builtin:"):
         name = spec.removeprefix("builtin:")
         return _from_gguf(name, fetch_builtin(name))
-    path = Path(spec).expanduser()
+    path = Path(spec or "/nothing-given").expanduser()
     if not path.exists():
         raise ConfigurationError(f"no model at {spec}")
     if path.is_dir():
@@ -90,9 +90,16 @@ def _from_folder(path: Path) -> ModelFiles:
         chat_template=_chat_template(path, tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
         eos_token_ids=_eos_ids(_read_json(path / "generation_config.json"), config),
-        max_model_len=int(config.get("max_position_embeddings", 2048)),
-        vocab_size=int(config["vocab_size"]),
+        max_model_len=_count(config, "max_position_embeddings", path),
+        vocab_size=_count(config, "vocab_size", path),
     )
+
+
+def _count(config: dict[str, Any], name: str, path: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{path}/config.json: {name} is missing or no positive number")
+    return value
 
 
 def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
 from services.common.codec import details_from_bytes
+from services.common.errors import ConfigurationError
 from services.common.journal import FenceAnswer, FencedChoice, JournalEntry, JournalItem, PublishItem
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,19 @@ CONNECTION_ERRORS = (redis_errors.ConnectionError, redis_errors.TimeoutError, re
 
 
 def connect(url: str) -> Redis:
-    """A client that retries briefly by itself; the functions are idempotent, so that is safe."""
-    pool = BlockingConnectionPool.from_url(
+    """A client that retries briefly by itself; the functions are idempotent, so that is safe.
+
+    Raises ConfigurationError if the URL is none.
+    """
+    try:
+        pool = _pool(url)
+    except ValueError as error:
+        raise ConfigurationError(f"--redis-url: {str(error).splitlines()[0]}") from None
+    return Redis.from_pool(pool)
+
+
+def _pool(url: str) -> BlockingConnectionPool:
+    return BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
         timeout=None,
@@ -35,7 +47,6 @@ def connect(url: str) -> Redis:
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
         protocol=3,
     )
-    return Redis.from_pool(pool)
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -162,6 +173,14 @@ class Store:
         for request_id in request_ids:
             pipeline.hget(f"{self._prefix}state:{request_id}", "last")
         return [last.decode() if last else None for last in await pipeline.execute()]
+
+    async def readers(self, request_ids: Sequence[str]) -> list[set[str]]:
+        """The routers that read each request, in one pipelined call."""
+        pipeline: Any = self._redis.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipeline.hkeys(f"{self._prefix}state:{request_id}")
+        rows = await pipeline.execute()
+        return [{key[7:].decode() for key in keys if key.startswith(b"reader:")} for keys in rows]
 
     async def is_aborted(self, request_id: str) -> bool:
         return bool(await cast(Any, self._redis.hget(f"{self._prefix}state:{request_id}", "abort")))

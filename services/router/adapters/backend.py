@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
+from services.common import process
 from services.common.codec import request_to_bytes
 from services.common.errors import GenerationFailed, Overloaded, Unavailable
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff, parse_entry
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 READ_BLOCK_MS = 1_000
 WATCH_S = 1.0
 SILENT_S = 1.0
+LAST_EVENTS_S = 1.0
 
 
 class Backend:
@@ -35,9 +38,12 @@ class Backend:
         self._leaving: set[asyncio.Task[None]] = set()
         self.limits: FleetLimits | None = None
         self.reachable = False
+        self.draining = False
 
     async def submit(self, request: GenerateRequest) -> Stream:
         """Put a request into the system. Raises Overloaded or Unavailable; then nothing was queued."""
+        if self.draining:
+            raise Unavailable("this server is shutting down")
         stream = Stream(request)
         self._streams[request.request_id] = stream
         self._idle.clear()
@@ -65,7 +71,7 @@ class Backend:
 
     def leave(self, stream: Stream) -> None:
         """The reader goes. An unfinished request is aborted, in the background; safe to call always."""
-        if not self._remove(stream.request.request_id) or stream.done:
+        if not self._remove(stream.request.request_id) or stream.finished:
             return
         task = asyncio.get_running_loop().create_task(self._abort(stream.request.request_id))
         self._leaving.add(task)
@@ -89,9 +95,23 @@ class Backend:
 
     async def run(self) -> None:
         """Background work. Ends by cancellation."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._read_inbox())
-            group.create_task(self._watch())
+        tasks = [asyncio.ensure_future(self._read_inbox()), asyncio.ensure_future(self._watch())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await process.end(*tasks)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more; open streams may finish, then those left end with an error event."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        for stream in list(self._streams.values()):
+            stream.fail(Unavailable("this server is shutting down"))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_EVENTS_S):
+                await self._idle.wait()
 
     async def idle(self) -> None:
         """No stream is open."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from services.common.journal import TokenDetail
-from services.common.text.detokenizer import TokenBytes
+from services.common.text.detokenizer import Detokenizer, TokenBytes
 from services.router.core.emission import Delta
 
 FINGERPRINT = "orca-0.1.0"
@@ -19,6 +19,14 @@ def usage_object(usage: tuple[int, int]) -> dict[str, Any]:
 
 
 @dataclass
+class _Decoded:
+    """How much text a choice's tokens have made so far, in characters."""
+
+    detokenizer: Detokenizer
+    length: int = 0
+
+
+@dataclass
 class Formatter(ABC):
     """What the two APIs share. One per request."""
 
@@ -28,7 +36,7 @@ class Formatter(ABC):
     table: TokenBytes
     wants_logprobs: bool
     include_usage: bool = False
-    offsets: dict[int, int] = field(default_factory=dict)
+    decoded: dict[int, "_Decoded"] = field(default_factory=dict)
 
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
@@ -127,17 +135,16 @@ class CompletionFormatter(Formatter):
         if not self.wants_logprobs:
             return None
         tokens, values, tops, offsets = [], [], [], []
-        offset = self.offsets.get(choice, 0)
+        decoded = self.decoded.setdefault(choice, _Decoded(Detokenizer(self.table)))
         for token, detail in zip(token_ids, details, strict=True):
             text, value = self._shown(token, detail.logprob)
             tokens.append(text)
             values.append(value)
-            offsets.append(offset)
+            offsets.append(decoded.length)
+            decoded.length += len(decoded.detokenizer.push(token))
             # Room for the alternatives asked for and, always, for the chosen token.
             top = dict(self._shown(t, p) for t, p in reversed(detail.top))
             tops.append({text: value} | top)
-            offset += len(self.table.of(token).decode("utf-8", errors="ignore"))
-        self.offsets[choice] = offset
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _choice(self, index: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:

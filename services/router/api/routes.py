@@ -1,10 +1,11 @@
 """The OpenAI-compatible routes."""
 
 import asyncio
+import re
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +15,14 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from services.common.errors import ContextLengthError, GenerationFailed, InvalidRequest, ModelNotFound, OrcaError
+from services.common.errors import (
+    ContextLengthError,
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    OrcaError,
+    Overloaded,
+)
 from services.common.metrics import RouterMetrics
 from services.common.models.resolve import ModelFiles
 from services.common.request import GenerateRequest, SamplingParams
@@ -31,6 +39,9 @@ from services.router.core.emission import Fold
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit, require
 
 W = TypeVar("W", bound=SamplingFields)
+
+MAX_TOKENIZING = 256
+REQUEST_ID = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True)
@@ -60,10 +71,11 @@ class Service:
             raise ModelNotFound(f"the model {body.model[:100]!r} does not exist; there is {self.files.name!r}", "model")
         return body
 
-    async def tokenize(self, function: Any, argument: Any) -> list[int]:
-        """Encode on a thread: the event loop goes on."""
-        ids: list[int] = await asyncio.get_running_loop().run_in_executor(self.tokenizing, function, argument)
-        return ids
+    async def tokenize(self, function: Callable[[Any], list[int]], argument: Any) -> list[int]:
+        """Encode on a thread: the event loop goes on. Raises Overloaded when too many wait for that."""
+        if self.tokenizing._work_queue.qsize() > MAX_TOKENIZING:
+            raise Overloaded("too many prompts are being tokenized; try again later")
+        return await asyncio.get_running_loop().run_in_executor(self.tokenizing, function, argument)
 
     def check_length(self, text_bytes: int, limits: FleetLimits, param: str) -> None:
         """Refuse what is too long for any tokenization, before the work of tokenizing."""
@@ -88,7 +100,7 @@ def sampling(body: SamplingFields, max_tokens: int, logprobs: int | None, limits
         logit_bias=_bias(body.logit_bias or {}, limits),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
-        stop=body.stops,
+        stop=tuple(body.stop or ()),
         stop_token_ids=_stop_tokens(body.stop_token_ids or [], limits),
         logprobs=logprobs,
     )
@@ -105,8 +117,6 @@ def _bias(bias: dict[str, float], limits: FleetLimits) -> dict[int, float]:
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < limits.vocab_size):
             raise InvalidRequest(f"logit_bias: {key[:32]!r} is not a token id of this model", "logit_bias")
-        if not -100 <= value <= 100:
-            raise InvalidRequest("logit_bias: values must be between -100 and 100", "logit_bias")
         out[int(key)] = value
     return out
 
@@ -130,19 +140,13 @@ async def _chat_prompt(service: Service, body: ChatRequest, limits: FleetLimits)
 
 
 async def _completion_prompts(service: Service, body: CompletionRequest, limits: FleetLimits) -> list[list[int]]:
-    given = body.prompt
-    if isinstance(given, str):
-        prompts: list[Any] = [given]
-    elif isinstance(given[0], int):
-        prompts = [given]
-    else:
-        prompts = list(given)
     out = []
-    for prompt in prompts:
+    for prompt in body.prompt:
         if isinstance(prompt, str):
             service.check_length(len(prompt.encode()), limits, "prompt")
             prompt = await service.tokenize(service.encoder.encode_raw, prompt)
         check_token_ids(prompt, limits, "prompt")
+        output_limit(limits, len(prompt), body.max_tokens, "prompt")  # before the next one is even looked at
         out.append(prompt)
     return out
 
@@ -214,9 +218,13 @@ class Generation:
 
     async def _events(self) -> AsyncIterator[bytes]:
         finishes: set[str | None] = set()
+        sent = time.monotonic()
         while not self._fold.done:
-            entry = await self._stream.next(self._service.keep_alive_s)
+            # Measured from the last byte: tokens that make no text must not keep the line silent.
+            patience = sent + self._service.keep_alive_s - time.monotonic()
+            entry = await self._stream.next(patience) if patience > 0 else None
             if entry is None:
+                sent = time.monotonic()
                 yield sse.KEEP_ALIVE
                 continue
             deltas = self._fold.push(entry)
@@ -230,20 +238,26 @@ class Generation:
             frames = [sse.event(data, entry.entry_id if i == last else None) for i, data in enumerate(objects)]
             self._observe(sum(len(item.token_ids) for item in entry.items))
             if frames:
+                sent = time.monotonic()
                 yield b"".join(frames)
         self._ended(finishes)
         yield sse.DONE
 
 
 async def _answer(
-    service: Service, request: Request, body: SamplingFields, generate: GenerateRequest, formatter: Formatter
+    service: Service,
+    request: Request,
+    body: SamplingFields,
+    generate: GenerateRequest,
+    formatter: Formatter,
+    received: float,
 ) -> Any:
-    received = time.monotonic()
     formatter.include_usage = bool(body.stream_options and body.stream_options.include_usage)
     stream = await service.backend.submit(generate)
     service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
     generation = Generation(service, stream, formatter, received)
-    headers = {"X-Request-Id": generate.request_id}
+    theirs = REQUEST_ID.sub("", request.headers.get("x-request-id", ""))[:128]
+    headers = {"X-Request-Id": theirs or generate.request_id, "X-Orca-Request-Id": generate.request_id}
     if body.stream:
         return sse.EventStream(generation.events(), headers, generation.close)
     try:
@@ -262,20 +276,23 @@ def build(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Any:
+        received = time.monotonic()
         body = await service.parse(request, ChatRequest)
         limits = require(service.backend.limits)
         prompt = await _chat_prompt(service, body, limits)
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        most = output_limit(limits, len(prompt), asked, "messages")
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        most = output_limit(limits, len(prompt), asked, "messages", name)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         generate = _generate_request(body, [prompt], sampling(body, most, logprobs, limits))
         formatter = ChatFormatter(
             f"chatcmpl-{generate.request_id}", int(time.time()), body.model, service.table, logprobs is not None
         )
-        return await _answer(service, request, body, generate, formatter)
+        return await _answer(service, request, body, generate, formatter, received)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Any:
+        received = time.monotonic()
         body = await service.parse(request, CompletionRequest)
         limits = require(service.backend.limits)
         prompts = await _completion_prompts(service, body, limits)
@@ -284,7 +301,7 @@ def build(service: Service) -> APIRouter:
         formatter = CompletionFormatter(
             f"cmpl-{generate.request_id}", int(time.time()), body.model, service.table, body.logprobs is not None
         )
-        return await _answer(service, request, body, generate, formatter)
+        return await _answer(service, request, body, generate, formatter, received)
 
     @router.get("/v1/models")
     async def models() -> Any:

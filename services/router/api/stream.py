@@ -23,7 +23,8 @@ class Stream:
     last_id: str = "0-0"
     heard: float = field(default_factory=time.monotonic)
     accepted: bool = False
-    done: bool = False
+    done: bool = False  # nothing more will come
+    finished: bool = False  # and the request itself is over
     _entries: asyncio.Queue[JournalEntry | Exception] = field(default_factory=asyncio.Queue)
 
     def follows(self, before: str) -> bool:
@@ -36,7 +37,7 @@ class Stream:
             return
         self.last_id = entry.entry_id
         self.heard = time.monotonic()
-        self.done = entry.usage is not None
+        self.done = self.finished = entry.usage is not None
         self._entries.put_nowait(entry)
 
     def fail(self, error: Exception) -> None:

@@ -1,8 +1,9 @@
 """What clients send. Everything is bounded here, before anything is allocated in proportion to it."""
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
@@ -10,8 +11,59 @@ MAX_MESSAGES = 2048
 MAX_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 
+MAX_PROMPT_IDS = 1 << 20
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1000
+
+
+def _stop_strings(value: Any) -> list[str] | None:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return None
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise ValueError(f"must be a string or a list of at most {MAX_STOPS}")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _bias(value: Any) -> dict[str, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_BIAS:
+        raise ValueError(f"must be an object of at most {MAX_BIAS} entries")
+    for bias in value.values():
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not math.fabs(bias) <= 100:
+            raise ValueError("values must be numbers between -100 and 100")
+    return {key: float(bias) for key, bias in value.items()}
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    """Every form of a prompt, as a list; looked at by hand, since a union would report every element of every form."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, token ids, or a list of either, and not empty")
+    if type(value[0]) is int:
+        if len(value) > MAX_PROMPT_IDS or not _is_ids(value):
+            raise ValueError(f"token ids must be integers, at most {MAX_PROMPT_IDS}")
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"must have at most {MAX_PROMPTS} prompts")
+    if all(isinstance(item, str) for item in value):
+        return value
+    if all(item and len(item) <= MAX_PROMPT_IDS and _is_ids(item) for item in value if isinstance(item, list)) and all(
+        isinstance(item, list) for item in value
+    ):
+        return value
+    raise ValueError("must be all strings, or all non-empty lists of token ids")
+
+
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 
@@ -23,28 +75,28 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class SamplingFields(Strict):
     """Fields that chat and completions share. None means the default, as in OpenAI's API."""
 
-    model: str = Field(min_length=1, max_length=256)
+    model: str = Field(min_length=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     min_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: float | None = Field(None, gt=0, le=2)
-    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_BIAS)
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_bias)] = None
     seed: Int64 | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     user: str | None = Field(None, max_length=512)
@@ -54,12 +106,6 @@ class SamplingFields(Strict):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class TextPart(Strict):
@@ -90,6 +136,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tool_choice: Literal["none", "auto"] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     response_format: dict[str, Any] | None = None
 
@@ -103,12 +150,7 @@ class ChatRequest(SamplingFields):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts)]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: Literal[False] | None = None
     suffix: Literal[""] | None = None
@@ -118,7 +160,6 @@ class CompletionRequest(SamplingFields):
     def _consistent(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of other than n is not supported")
-        prompts = len(self.prompt) if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int) else 1
-        if prompts * (self.n or 1) > MAX_CHOICES:
+        if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise ValueError(f"prompts times n may not be over {MAX_CHOICES}")
         return self

@@ -62,7 +62,11 @@ class ChatEncoder:
     @staticmethod
     def _unused_character(messages: list[dict[str, Any]]) -> str:
         used = set().union(*(message["content"] for message in messages))
-        return next(c for code in range(0xE000, 0xF8FF) if (c := chr(code)) not in used)
+        private_use = (chr(code) for code in (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)))
+        free = next((character for character in private_use if character not in used), "")
+        if not free:
+            raise InvalidRequest("the messages use every private-use character", "messages")
+        return free
 
     def _break(self, content: str, mark: str) -> str:
         return self._specials.sub(lambda match: match.group()[0] + mark + match.group()[1:], content)

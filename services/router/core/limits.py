@@ -39,7 +39,9 @@ def require(limits: FleetLimits | None) -> FleetLimits:
     return limits
 
 
-def output_limit(limits: FleetLimits, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
+def output_limit(
+    limits: FleetLimits, prompt_tokens: int, max_tokens: int | None, param: str, name: str = "max_tokens"
+) -> int:
     """max_tokens to use: what was asked for, or what is left. Raises ContextLengthError with the true counts."""
     most = limits.most_tokens
     what = "context" if most == limits.max_model_len else "KV cache"
@@ -51,9 +53,9 @@ def output_limit(limits: FleetLimits, prompt_tokens: int, max_tokens: int | None
         return most - prompt_tokens
     if prompt_tokens + max_tokens > most:
         raise ContextLengthError(
-            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, "
+            f"the prompt has {prompt_tokens} tokens and {name} is {max_tokens}, "
             f"{prompt_tokens + max_tokens} together; this model's {what} is {most} tokens",
-            "max_tokens",
+            name,
         )
     return max_tokens
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 READ_BLOCK_MS = 1_000
+REAP_S = 2.0
+# How long a dead router's requests run on, for a client that may come back.
+ORPHAN_GRACE_S = 30.0
 
 
 async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
@@ -100,6 +104,23 @@ class RedisJournal:
                 if request_id in engine.records and await until_answered(
                     lambda request_id=request_id: self._store.is_aborted(request_id)  # type: ignore[misc]
                 ):
+                    engine.on_abort(request_id)
+            engine.pump()
+
+    async def reap(self, engine: Engine) -> None:
+        """Abort requests whose every router has been gone for the grace period. Ends by cancellation."""
+        orphaned: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(REAP_S)
+            alive = (await until_answered(lambda: self._store.registered("routers"))).keys()
+            request_ids = list(engine.records)
+            readers = await until_answered(lambda ids=request_ids: self._store.readers(ids))  # type: ignore[misc]
+            now = time.monotonic()
+            orphans = {r for r, routers in zip(request_ids, readers, strict=True) if not routers & alive}
+            orphaned = {request_id: orphaned.get(request_id, now) for request_id in orphans}
+            for request_id, since in orphaned.items():
+                if now - since >= ORPHAN_GRACE_S:
+                    log.info("request %s has had no reader for %d s", request_id, ORPHAN_GRACE_S)
                     engine.on_abort(request_id)
             engine.pump()
 

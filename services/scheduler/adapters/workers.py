@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from services.common import rpc
+from services.common import process, rpc
 from services.common.pb.orca.v1 import worker_pb2
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
 from services.scheduler.adapters import codec
@@ -62,8 +62,7 @@ class Session:
                     self._take(message)
                     self._engine.pump()
             finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+                await process.end(writer)
                 self._engine.on_worker_lost(self.name)
                 self._engine.pump()
 
@@ -132,9 +131,7 @@ class Workers:
                 self._judge_fleet()
                 await asyncio.sleep(DISCOVERY_S)
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await process.end(*self._tasks.values())
 
     def _judge_fleet(self) -> None:
         """The fleet is known once all registered workers have been connected, unchanged, for a while."""

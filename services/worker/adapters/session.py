@@ -3,12 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc
-
+from services.common import process
 from services.common.pb.orca.v1 import worker_pb2
 from services.worker.adapters.codec import outcomes_to_proto, plan_from_proto, result_to_proto
 from services.worker.adapters.publisher import Outcome
@@ -16,6 +14,8 @@ from services.worker.core.plan import StepOutput
 from services.worker.engine import StepLoop
 
 log = logging.getLogger(__name__)
+
+Outgoing = asyncio.Queue[worker_pb2.WorkerMessage | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SessionServer:
     def __init__(self, identity: Identity, loop: StepLoop) -> None:
         self._identity = identity
         self._loop = loop
-        self._outgoing: asyncio.Queue[worker_pb2.WorkerMessage] | None = None
+        self._outgoing: Outgoing | None = None
         self._session = 0
 
     @property
@@ -60,24 +60,17 @@ class SessionServer:
         self, requests: AsyncIterator[worker_pb2.SchedulerMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         """The rpc: hello, then results and outcomes while plans come in."""
-        outgoing: asyncio.Queue[worker_pb2.WorkerMessage] = asyncio.Queue()
+        outgoing: Outgoing = asyncio.Queue()
         self._outgoing = outgoing
         self._session += 1
         log.info("a scheduler has connected")
         reader = asyncio.create_task(self._read(requests, outgoing))
         try:
             yield self._hello()
-            while not reader.done():
-                getter = asyncio.ensure_future(outgoing.get())
-                done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
-                if getter not in done:
-                    getter.cancel()
-                    break
-                yield getter.result()
+            while (message := await outgoing.get()) is not None:
+                yield message
         finally:
-            reader.cancel()
-            with suppress(asyncio.CancelledError, grpc.RpcError):
-                await reader
+            await process.end(reader)
             if self._outgoing is outgoing:
                 self._outgoing = None
             log.warning("the scheduler has gone; waiting for the next")
@@ -85,7 +78,17 @@ class SessionServer:
     async def _read(
         self,
         requests: AsyncIterator[worker_pb2.SchedulerMessage],
-        outgoing: asyncio.Queue[worker_pb2.WorkerMessage],
+        outgoing: Outgoing,
+    ) -> None:
+        try:
+            await self._take_plans(requests, outgoing)
+        finally:
+            outgoing.put_nowait(None)  # the scheduler has gone
+
+    async def _take_plans(
+        self,
+        requests: AsyncIterator[worker_pb2.SchedulerMessage],
+        outgoing: Outgoing,
     ) -> None:
         async for message in requests:
             if outgoing is not self._outgoing:

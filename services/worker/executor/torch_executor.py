@@ -72,6 +72,7 @@ class TorchExecutor:
                 f"no memory for {self.num_blocks} KV blocks: {needed >> 20} MiB needed, {free >> 20} MiB free"
             )
 
+    @torch.inference_mode()
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
         logits = self._forward(rows)
         sampling = [

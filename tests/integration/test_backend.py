@@ -1,0 +1,83 @@
+"""The router's backend on a real Valkey: nothing is lost when its inbox is trimmed, gone, or Redis is emptied."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.common import process
+from services.common.errors import GenerationFailed, Overloaded
+from services.common.journal import FenceAnswer, PublishItem
+from services.common.redis.store import Store
+from services.common.request import GenerateRequest, SamplingParams
+from services.router.adapters.backend import Backend
+from services.router.api.stream import Stream
+
+REQUEST = GenerateRequest("r1", "m", ((1, 2, 3),), SamplingParams(max_tokens=50))
+
+
+@asynccontextmanager
+async def running(backend: Backend) -> AsyncIterator[None]:
+    task = asyncio.create_task(backend.run())
+    try:
+        yield
+    finally:
+        await process.end(task)
+        await backend.settle()
+
+
+async def publish(store: Store, first: int, last: int, finish_at: int | None = None) -> None:
+    for index in range(first, last):
+        finish = "length" if index == finish_at else ""
+        item = PublishItem("r1", 1, 1, 0, index, (index,), index + 1, finish)
+        assert await store.publish("w0", [item]) == ["ok"]
+
+
+async def collect(stream: Stream) -> list[int]:
+    tokens: list[int] = []
+    while True:
+        entry = await stream.next(10)
+        assert entry is not None, "the stream has fallen silent"
+        tokens += [token for item in entry.items for token in item.token_ids]
+        if entry.usage:
+            return tokens
+
+
+@pytest.mark.parametrize("lost", [(2, 5), (0, 3), (15, 20)])
+async def test_lost_frames_come_from_the_journal(store: Store, lost: tuple[int, int]) -> None:
+    backend = Backend(store, "router-a", 10, 60)
+    stream = await backend.submit(REQUEST)
+    assert isinstance(await store.fence("r1", 1), FenceAnswer)
+    await publish(store, 0, 20, finish_at=19)
+    inbox = store.inbox_key("router-a")
+    frames = await store._redis.xrange(inbox)
+    for frame in frames[lost[0] : lost[1]]:
+        await store._redis.xdel(inbox, frame[0])
+    async with running(backend):
+        assert await collect(stream) == list(range(20))
+    backend.leave(stream)
+
+
+async def test_an_emptied_redis_ends_open_streams_within_seconds(store: Store) -> None:
+    backend = Backend(store, "router-a", 10, 60)
+    async with running(backend):
+        stream = await backend.submit(REQUEST)
+        for key in await store._redis.keys(store._prefix + "*"):
+            await store._redis.delete(key)
+        with pytest.raises(GenerationFailed):
+            await stream.next(10)
+        backend.leave(stream)
+
+
+async def test_refusal_queues_nothing_and_leaving_aborts(store: Store) -> None:
+    backend = Backend(store, "router-a", 1, 60)
+    stream = await backend.submit(REQUEST)
+    with pytest.raises(Overloaded):
+        await backend.submit(GenerateRequest("r2", "m", ((1,),), SamplingParams(max_tokens=5)))
+    assert await store.num_requests() == 1
+    backend.leave(stream)
+    backend.leave(stream)
+    await backend.settle()
+    await backend.idle()
+    assert await store.is_aborted("r1")
