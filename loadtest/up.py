@@ -54,15 +54,15 @@ class Up:
         self.stop()
         assert self.exit_code == 0, "\n".join(self.lines)
 
-    def signal(self, number: int) -> None:
-        """To `orca up` itself."""
+    def interrupt(self) -> None:
+        """What Ctrl-C does, once."""
         if not self._signalled:
             self._signalled = True
-            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> None:
         if self.exit_code is None:
-            self.signal(signal.SIGINT)
+            self.interrupt()
             self.exit_code = self._process.wait(60)
             self._reader.join(5)
             assert self._process.stdout is not None

@@ -69,6 +69,7 @@ async def serve(settings: WorkerSettings) -> None:
     """Run the worker until a signal; what was computed is published before it ends."""
     stop = asyncio.Event()
     process.on_signals(stop)
+    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     files = resolve_model(settings.model)
     log.info("loading %s", files.name)
     executor = await asyncio.to_thread(make_executor, settings, files)
@@ -83,7 +84,6 @@ async def serve(settings: WorkerSettings) -> None:
     registry = CollectorRegistry()
     gauges = metrics.WorkerMetrics(registry, settings.name)
     metrics.serve(registry, settings.metrics_port)
-    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     gauges.count(lambda: executor.num_model_calls, lambda: publisher.num_round_trips)
     loop = asyncio.get_running_loop()
     table = TokenBytes(files.tokenizer_json)

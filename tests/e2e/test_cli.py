@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -80,7 +79,7 @@ async def test_two_ups_on_one_data_dir_and_drain_with_an_open_stream(tmp_path: P
         ):
             lines = response.aiter_lines()
             seen = [await anext(lines)]
-            up.signal(signal.SIGINT)
+            up.interrupt()
             async for line in lines:
                 seen.append(line)
                 if len(seen) == 60:

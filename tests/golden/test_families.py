@@ -94,7 +94,6 @@ def test_every_sampling_parameter_works_on_the_executor_s_own_tensors(tmp_path: 
             alone = got
     assert [record.tokens for record in got.values()] == [record.tokens for record in alone.values()]
     assert got["r1"].tokens == [17] * 10
-    assert len(set(got["r2"].tokens)) > len(set(got["r0"].tokens)) or got["r2"].tokens != got["r0"].tokens
     assert len(got["r4"].tokens) >= 5
     assert all(len(detail.top) == 3 for detail in got["r5"].logprobs)
 
