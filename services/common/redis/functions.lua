@@ -6,6 +6,7 @@
 local INBOX_MAXLEN = 10000
 local INBOX_TTL_S = 120
 local CONTROL_MAXLEN = 1000
+local CONTROL_TTL_S = 300
 -- choice:index:token ids:finish
 local ITEM = '^(%d+):(%d+):([%d,]*):(%a*)$'
 
@@ -39,7 +40,9 @@ local function each_item(journal, f)
 end
 
 local function ring(prefix, request)
-  redis.call('XADD', prefix .. 'control', 'MAXLEN', '~', CONTROL_MAXLEN, '*', 'r', request)
+  local control = prefix .. 'control'
+  redis.call('XADD', control, 'MAXLEN', '~', CONTROL_MAXLEN, '*', 'r', request)
+  redis.call('EXPIRE', control, CONTROL_TTL_S)
 end
 
 local function generation(prefix)
