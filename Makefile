@@ -1,6 +1,11 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+# One name a line as pip comes to it, so that one sees it move.
+SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  installing (takes a while)/p'
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
@@ -12,9 +17,8 @@ setup: $(VENV)/.ready protos
 $(VENV)/.ready: pyproject.toml
 	@echo "orca: making $(VENV) and installing packages (some minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off torch==2.13.0
-	@echo "orca: torch is installed, the rest follows"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off -e '.[worker,protos,dev]'
+	@$(PIP) torch==2.13.0 | $(SHOW_PACKAGES)
+	@$(PIP) -e '.[worker,protos,dev]' | $(SHOW_PACKAGES)
 	@touch $@
 
 protos: $(PB)/.ready
