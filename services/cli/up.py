@@ -175,8 +175,8 @@ async def wait_ready(url: str, model: str) -> None:
                     body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
                     if (await client.post(f"{url}/v1/completions", json=body)).status_code == 200:
                         return
-            except httpx.HTTPError:
-                pass  # not up yet; said below
+            except httpx.HTTPError as error:
+                state = str(error) or "no answer yet"
             if time.monotonic() - said > PROGRESS_S:
                 said = time.monotonic()
                 say(f"still starting ({said - started:.0f} s): {state}")

@@ -3,12 +3,10 @@
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
@@ -24,6 +22,7 @@ from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.adapters.backend import Backend
 from services.router.adapters.http import BoundedHeaders
+from services.router.adapters.tokenizing import TokenizingPool
 from services.router.api.routes import Service
 from services.router.app import Readiness, create_app
 from services.router.core.chat import ChatEncoder
@@ -31,11 +30,14 @@ from services.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
-# One core is left for the event loop.
-TOKENIZER_THREADS = max(1, (os.cpu_count() or 1) - 1)
 
-
-def make_service(settings: RouterSettings, files: ModelFiles, backend: Backend, registry: CollectorRegistry) -> Service:
+def make_service(
+    settings: RouterSettings,
+    files: ModelFiles,
+    backend: Backend,
+    registry: CollectorRegistry,
+    pool: TokenizingPool,
+) -> Service:
     encoder = TextEncoder(files.tokenizer_json)
     return Service(
         backend=backend,
@@ -44,7 +46,7 @@ def make_service(settings: RouterSettings, files: ModelFiles, backend: Backend, 
         chat=ChatEncoder(files, encoder),
         table=TokenBytes(files.tokenizer_json),
         metrics=metrics.RouterMetrics(registry),
-        tokenizing=ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize"),
+        tokenize=pool.run,
         max_body_bytes=settings.max_body_bytes,
         keep_alive_s=settings.keep_alive,
         model_names=frozenset({files.name, settings.model}),
@@ -68,7 +70,8 @@ async def serve(settings: RouterSettings) -> None:
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     backend = Backend(store, incarnation, settings.max_requests, settings.resume_window)
     registry = CollectorRegistry()
-    service = make_service(settings, files, backend, registry)
+    pool = TokenizingPool()
+    service = make_service(settings, files, backend, registry, pool)
     readiness = Readiness(backend)
     ports = [port for port in settings.fleet_metrics.split(",") if port]
     app = create_app(service, readiness, registry, ports)
@@ -98,7 +101,7 @@ async def serve(settings: RouterSettings) -> None:
     except CONNECTION_ERRORS as error:
         log.warning("could not sign off: %s", error)
     finally:
-        service.tokenizing.shutdown(wait=False, cancel_futures=True)
+        pool.close()
         await store.aclose()
 
 

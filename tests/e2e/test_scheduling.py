@@ -44,3 +44,23 @@ async def test_a_short_request_need_not_wait_for_a_long_one(tmp_path: Path, poli
             assert long_steps[0] < short_steps[0]
             assert short_steps[-1] < long_steps[-1]
         await eventually(up.is_idle)
+
+
+async def test_a_queued_stream_is_kept_alive_with_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slot, a long request in it: the stream behind it has its headers at once, then comments, then its text."""
+    monkeypatch.setenv("ORCA_KEEP_ALIVE", "0.2")
+    with Up(tmp_path, "--executor", "fake", "--fake-step-ms", "10", "--max-num-seqs", "1") as up:
+        async with httpx.AsyncClient(timeout=60) as http:
+            long = asyncio.create_task(_complete(http, up, "long", 150))
+            await eventually(lambda: up.metrics()["orca_requests_running"] == 1)
+            body = {"model": MODEL, "prompt": "short", "max_tokens": 2, "stream": True}
+            async with http.stream("POST", f"{up.url}/v1/completions", json=body) as response:
+                assert not long.done()
+                raw = "".join([chunk async for chunk in response.aiter_text()])
+            await long
+        events = raw.split("\n\n")
+        comments = [event for event in events if event.startswith(":")]
+        assert len(comments) >= 3
+        assert events[: len(comments)] == comments, "a comment inside the answer"
+        assert events[-2] == "data: [DONE]"
+        await eventually(up.is_idle)

@@ -1,28 +1,18 @@
 """The OpenAI-compatible routes."""
 
-import asyncio
 import re
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from services.common.errors import (
-    ContextLengthError,
-    GenerationFailed,
-    InvalidRequest,
-    ModelNotFound,
-    OrcaError,
-    Overloaded,
-)
+from services.common.errors import ContextLengthError, InvalidRequest, ModelNotFound
 from services.common.metrics import RouterMetrics
 from services.common.models.resolve import ModelFiles
 from services.common.request import GenerateRequest, SamplingParams
@@ -30,17 +20,18 @@ from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.api import sse
 from services.router.api.body import read_json
-from services.router.api.errors import JSON, error_body, from_validation
-from services.router.api.format import ChatFormatter, CompletionFormatter, Formatter, Whole
-from services.router.api.stream import Backend, Stream
+from services.router.api.errors import from_validation
+from services.router.api.format import ChatFormatter, CompletionFormatter, Formatter
+from services.router.api.generation import Generation
+from services.router.api.stream import Backend
 from services.router.api.wire import ChatRequest, CompletionRequest, SamplingFields
 from services.router.core.chat import ChatEncoder
-from services.router.core.emission import Fold
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit, require
 
 W = TypeVar("W", bound=SamplingFields)
 
-MAX_TOKENIZING = 256
+# Runs an encoder on a thread, so that the event loop goes on. Raises Overloaded.
+Tokenize = Callable[[Callable[[Any], list[int]], Any], Awaitable[list[int]]]
 REQUEST_ID = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -54,7 +45,7 @@ class Service:
     chat: ChatEncoder
     table: TokenBytes
     metrics: RouterMetrics
-    tokenizing: ThreadPoolExecutor
+    tokenize: Tokenize
     max_body_bytes: int
     keep_alive_s: float
     model_names: frozenset[str]
@@ -70,12 +61,6 @@ class Service:
         if body.model not in self.model_names:
             raise ModelNotFound(f"the model {body.model[:100]!r} does not exist; there is {self.files.name!r}", "model")
         return body
-
-    async def tokenize(self, function: Callable[[Any], list[int]], argument: Any) -> list[int]:
-        """Encode on a thread: the event loop goes on. Raises Overloaded when too many wait for that."""
-        if self.tokenizing._work_queue.qsize() > MAX_TOKENIZING:
-            raise Overloaded("too many prompts are being tokenized; try again later")
-        return await asyncio.get_running_loop().run_in_executor(self.tokenizing, function, argument)
 
     def check_length(self, text_bytes: int, limits: FleetLimits, param: str) -> None:
         """Refuse what is too long for any tokenization, before the work of tokenizing."""
@@ -151,99 +136,6 @@ async def _completion_prompts(service: Service, body: CompletionRequest, limits:
     return out
 
 
-class Generation:
-    """One accepted request on its way to its client."""
-
-    def __init__(self, service: Service, stream: Stream, formatter: Formatter, received: float) -> None:
-        self._service = service
-        self._stream = stream
-        self._formatter = formatter
-        self._received = received
-        self._fold = Fold(stream.request, service.table)
-        self._last_event: float | None = None
-        self._outcome = "abort"
-
-    def _observe(self, num_tokens: int) -> None:
-        if not num_tokens:
-            return
-        now = time.monotonic()
-        metrics = self._service.metrics
-        if self._last_event is None:
-            metrics.time_to_first_token.observe(now - self._received)
-        else:
-            metrics.inter_token_latency.observe(now - self._last_event)
-        self._last_event = now
-        metrics.generated_tokens.inc(num_tokens)
-
-    def close(self) -> None:
-        """Must be called once, however it ended: the reader leaves, the outcome is counted."""
-        self._service.backend.leave(self._stream)
-        self._service.metrics.requests.labels(self._outcome).inc()
-
-    def _ended(self, finishes: set[str | None]) -> None:
-        """All choices have finished. Raises GenerationFailed if one failed."""
-        if finishes & {"error", "abort"}:
-            self._outcome = "error"
-            raise GenerationFailed("the generation failed")
-        self._outcome = "ok"
-
-    async def whole(self) -> Response:
-        """The answer as one object."""
-        choices = [Whole(index) for index in range(self._stream.request.num_choices)]
-        try:
-            while not self._fold.done:
-                entry = await self._stream.next(self._service.keep_alive_s)
-                if entry is None:
-                    continue
-                for delta in self._fold.push(entry):
-                    choices[delta.choice].add(delta)
-                self._observe(sum(len(item.token_ids) for item in entry.items))
-            self._ended({choice.finish for choice in choices})
-            assert self._fold.usage is not None
-            body = self._formatter.whole(choices, self._fold.usage)
-            return Response(orjson.dumps(body), media_type=JSON)
-        except OrcaError:
-            self._outcome = "error"
-            raise
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; a failure is an error event, then [DONE]."""
-        try:
-            async for chunk in self._events():
-                yield chunk
-        except OrcaError as error:
-            self._outcome = "error"
-            yield sse.event(error_body(error))
-            yield sse.DONE
-
-    async def _events(self) -> AsyncIterator[bytes]:
-        finishes: set[str | None] = set()
-        sent = time.monotonic()
-        while not self._fold.done:
-            # Measured from the last byte: tokens that make no text must not keep the line silent.
-            patience = sent + self._service.keep_alive_s - time.monotonic()
-            entry = await self._stream.next(patience) if patience > 0 else None
-            if entry is None:
-                sent = time.monotonic()
-                yield sse.KEEP_ALIVE
-                continue
-            deltas = self._fold.push(entry)
-            finishes |= {delta.finish for delta in deltas}
-            if finishes & {"error", "abort"}:
-                self._ended(finishes)
-            objects = [chunk for delta in deltas for chunk in self._formatter.chunks(delta)]
-            if self._fold.usage is not None and self._formatter.include_usage:
-                objects.append(self._formatter.usage_chunk(self._fold.usage))
-            last = len(objects) - 1
-            frames = [sse.event(data, entry.entry_id if i == last else None) for i, data in enumerate(objects)]
-            self._observe(sum(len(item.token_ids) for item in entry.items))
-            if frames:
-                sent = time.monotonic()
-                yield b"".join(frames)
-        self._ended(finishes)
-        yield sse.DONE
-
-
 async def _answer(
     service: Service,
     request: Request,
@@ -255,7 +147,9 @@ async def _answer(
     formatter.include_usage = bool(body.stream_options and body.stream_options.include_usage)
     stream = await service.backend.submit(generate)
     service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
-    generation = Generation(service, stream, formatter, received)
+    generation = Generation(
+        service.backend, stream, formatter, service.table, service.metrics, service.keep_alive_s, received
+    )
     theirs = REQUEST_ID.sub("", request.headers.get("x-request-id", ""))[:128]
     headers = {"X-Request-Id": theirs or generate.request_id, "X-Orca-Request-Id": generate.request_id}
     if body.stream:

@@ -1,0 +1,120 @@
+"""One accepted request on its way to its client: journal entries in, one object or a stream of events out."""
+
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.responses import Response
+
+from services.common.errors import GenerationFailed, OrcaError
+from services.common.metrics import RouterMetrics
+from services.common.text.detokenizer import TokenBytes
+from services.router.api import sse
+from services.router.api.errors import JSON, error_body
+from services.router.api.format import Formatter, Whole
+from services.router.api.stream import Backend, Stream
+from services.router.core.emission import Fold
+
+
+class Generation:
+    """received: when the request came in, on the monotonic clock. keep_alive_s: the longest silence on a stream."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        stream: Stream,
+        formatter: Formatter,
+        table: TokenBytes,
+        metrics: RouterMetrics,
+        keep_alive_s: float,
+        received: float,
+    ) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._formatter = formatter
+        self._metrics = metrics
+        self._keep_alive_s = keep_alive_s
+        self._received = received
+        self._fold = Fold(stream.request, table)
+        self._last_event: float | None = None
+        self._outcome = "abort"
+
+    def _observe(self, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        metrics = self._metrics
+        if self._last_event is None:
+            metrics.time_to_first_token.observe(now - self._received)
+        else:
+            metrics.inter_token_latency.observe(now - self._last_event)
+        self._last_event = now
+        metrics.generated_tokens.inc(num_tokens)
+
+    def close(self) -> None:
+        """Must be called once, however it ended: the reader leaves, the outcome is counted."""
+        self._backend.leave(self._stream)
+        self._metrics.requests.labels(self._outcome).inc()
+
+    def _ended(self, finishes: set[str | None]) -> None:
+        """All choices have finished. Raises GenerationFailed if one failed."""
+        if finishes & {"error", "abort"}:
+            self._outcome = "error"
+            raise GenerationFailed("the generation failed")
+        self._outcome = "ok"
+
+    async def whole(self) -> Response:
+        """The answer as one object."""
+        choices = [Whole(index) for index in range(self._stream.request.num_choices)]
+        try:
+            while not self._fold.done:
+                entry = await self._stream.next(self._keep_alive_s)
+                if entry is None:
+                    continue
+                for delta in self._fold.push(entry):
+                    choices[delta.choice].add(delta)
+                self._observe(sum(len(item.token_ids) for item in entry.items))
+            self._ended({choice.finish for choice in choices})
+            assert self._fold.usage is not None
+            body = self._formatter.whole(choices, self._fold.usage)
+            return Response(orjson.dumps(body), media_type=JSON)
+        except OrcaError:
+            self._outcome = "error"
+            raise
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events; a failure is an error event, then [DONE]."""
+        try:
+            async for chunk in self._events():
+                yield chunk
+        except OrcaError as error:
+            self._outcome = "error"
+            yield sse.event(error_body(error))
+            yield sse.DONE
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        finishes: set[str | None] = set()
+        sent = time.monotonic()
+        while not self._fold.done:
+            # Measured from the last byte: tokens that make no text must not keep the line silent.
+            patience = sent + self._keep_alive_s - time.monotonic()
+            entry = await self._stream.next(patience) if patience > 0 else None
+            if entry is None:
+                sent = time.monotonic()
+                yield sse.KEEP_ALIVE
+                continue
+            deltas = self._fold.push(entry)
+            finishes |= {delta.finish for delta in deltas}
+            if finishes & {"error", "abort"}:
+                self._ended(finishes)
+            objects = [chunk for delta in deltas for chunk in self._formatter.chunks(delta)]
+            if self._fold.usage is not None and self._formatter.include_usage:
+                objects.append(self._formatter.usage_chunk(self._fold.usage))
+            last = len(objects) - 1
+            frames = [sse.event(data, entry.entry_id if i == last else None) for i, data in enumerate(objects)]
+            self._observe(sum(len(item.token_ids) for item in entry.items))
+            if frames:
+                sent = time.monotonic()
+                yield b"".join(frames)
+        self._ended(finishes)
+        yield sse.DONE
