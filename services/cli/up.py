@@ -20,7 +20,9 @@ from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import DEFAULT_MODEL, OrcaSettings, parse
-from services.scheduler.settings import POLICIES
+from services.scheduler.core.order import ORDER_POLICIES
+from services.scheduler.core.policies import BATCHING_POLICIES
+from services.scheduler.settings import ORDERS, POLICIES
 
 PROGRESS_S = 5.0
 DRAIN_S = 40.0
@@ -34,8 +36,8 @@ class UpSettings(OrcaSettings):
     dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
     executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
-    policy: str = Field("chunked", pattern=POLICIES, description="batching policy: request-level, orca or chunked")
-    order: str = Field("fcfs", pattern="^(fcfs)$", description="order policy: fcfs")
+    policy: str = Field("chunked", pattern=POLICIES, description=f"batching policy: {', '.join(BATCHING_POLICIES)}")
+    order: str = Field("fcfs", pattern=ORDERS, description=f"order policy: {', '.join(ORDER_POLICIES)}")
     host: str = Field("127.0.0.1", description="address that the router listens on")
     port: int = Field(8000, ge=1, le=65535, description="HTTP port")
     redis_url: SecretStr | None = Field(None, description="use this Redis instead of starting a Valkey")  # type: ignore[assignment]

@@ -156,6 +156,19 @@ def test_chunked_decodes_first_then_part_done_prefills_then_new() -> None:
     ]
 
 
+def test_phase_separated_never_mixes_and_prefills_first() -> None:
+    core = builders.scheduler("phase-separated", token_budget=8, max_in_flight=1)
+    core.add([builders.sequence("decoding", 3, 9, 0)])
+    core.apply("w0", builders.outcome(_plan(core)))
+    core.add([builders.sequence("long", 12, 4, 1)])
+    steps = []
+    for _ in range(4):
+        plan = _plan(core)
+        steps.append([(item.sequence.request_id, item.num_tokens) for item in plan.scheduled])
+        core.apply("w0", builders.outcome(plan))
+    assert steps == [[("long", 8)], [("long", 4)], [("decoding", 1), ("long", 1)], [("decoding", 1), ("long", 1)]]
+
+
 def _plan(core: Scheduler):  # type: ignore[no-untyped-def]
     plan = core.schedule("w0")
     assert plan is not None

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.common.request import SamplingParams
+from services.scheduler.core.policies import BATCHING_POLICIES
 from services.worker.core.input_batch import InputBatch, PlanError
 from services.worker.core.plan import NewSequence, Plan
 from services.worker.executor.fake import FakeExecutor
@@ -21,7 +22,7 @@ def new(sequence_id: int = 1, prompt: tuple[int, ...] = (1, 2, 3)) -> NewSequenc
     return NewSequence(sequence_id, "r", 0, 0, 1, list(prompt), [], PARAMS)
 
 
-@pytest.mark.parametrize("policy", ["request-level", "orca", "chunked"])
+@pytest.mark.parametrize("policy", sorted(BATCHING_POLICIES))
 @pytest.mark.parametrize("blocks", [24, 200])
 def test_tokens_do_not_depend_on_the_batch(policy: str, blocks: int) -> None:
     """The fake reads through the block table: a wrong prefix or a block reused too early changes its tokens."""
