@@ -9,7 +9,7 @@ SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  in
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
-.PHONY: setup protos run test lint types imports check test-golden bench-pipeline clean
+.PHONY: setup protos run test test-golden lint types imports check bench-pipeline bench-disconnect clean
 
 setup: $(VENV)/.ready protos
 
@@ -52,6 +52,9 @@ check: lint types imports
 
 bench-pipeline: setup
 	@$(BIN)/python -m loadtest.pipeline $(ARGS)
+
+bench-disconnect: setup
+	@$(BIN)/python -m loadtest.disconnect $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(PB) *.egg-info
