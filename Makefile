@@ -9,7 +9,7 @@ SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  in
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
-.PHONY: setup protos run test test-golden lint types imports check bench-pipeline bench-disconnect clean
+.PHONY: setup protos run test test-golden check-exact lint types imports check bench-pipeline bench-disconnect clean
 
 setup: $(VENV)/.ready protos
 
@@ -49,6 +49,9 @@ imports: setup
 	@$(BIN)/lint-imports
 
 check: lint types imports
+
+check-exact: setup
+	@$(BIN)/python -m loadtest.exactness $(ARGS)
 
 bench-pipeline: setup
 	@$(BIN)/python -m loadtest.pipeline $(ARGS)
