@@ -1,8 +1,8 @@
 """Are texts and log-probabilities bit-equal over HTTP, whatever the batch? On the real weights, in float32.
 
-`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system; then all at once, with staggered arrivals,
-under each policy, with two workers, with a pool so small that sequences are preempted, and with prefill in chunks of 16.
-Prints a line per system; exit code 1 if any differs. Takes about ten minutes on two cores.
+`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system; then together, with staggered arrivals,
+under each policy, with two workers, with a pool so small that sequences are preempted, and with prefill in chunks of
+16. Prints a line per system; exit code 1 if any differs. Takes about ten minutes on two cores.
 """
 
 import argparse
