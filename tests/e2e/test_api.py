@@ -100,7 +100,7 @@ async def test_logprobs(client: AsyncOpenAI) -> None:
 
 
 async def test_sse_ids_are_journal_entries_and_the_last_line_is_done(fake_up: Up, client: AsyncOpenAI) -> None:
-    body = {"model": MODEL, "messages": USER, "max_tokens": 5, "stream": True}
+    body = {"model": MODEL, "messages": USER, "max_tokens": 5, "stream": True, "temperature": 0}
     response = post(fake_up, "/v1/chat/completions", body)
     assert response.headers["content-type"].startswith("text/event-stream")
     lines = response.text.split("\n\n")

@@ -11,7 +11,8 @@ from services.router.core.chat import ChatEncoder
 from services.worker.executor.torch_executor import TorchExecutor
 from tests.golden.prompts import CHAT, RAW
 
-NUM_TOKENS = 64 if os.environ.get("ORCA_GOLDEN") == "full" else 10
+FULL_TOKENS = 64
+NUM_TOKENS = FULL_TOKENS if os.environ.get("ORCA_GOLDEN") == "full" else 10
 
 
 @pytest.fixture(scope="session")
