@@ -170,8 +170,7 @@ def test_with_preemptions(executor: TorchExecutor, prompts: Prompts, alone: dict
     longest = max(map(len, prompts)) + NUM_TOKENS
     pool = SmallPool(executor, 100, longest // 16 + 4)
     system = LocalSystem([pool], headroom=0)
-    which = some(prompts)
-    compare(staggered(system, prompts, which), only(which, alone))
+    compare(staggered(system, prompts, names(prompts)), alone)
     assert system.core.num_preemptions > 0
 
 
