@@ -2,7 +2,8 @@
 
 `make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system; then together, with staggered arrivals,
 under each policy, with two workers, with a pool so small that sequences are preempted, and with prefill in chunks of
-16. Prints a line per system; exit code 1 if any differs. Takes about ten minutes on two cores.
+16. Prints a line per system; exit code 1 if any differs or the small pool never preempted. Takes about ten minutes on
+two cores.
 """
 
 import argparse
@@ -19,13 +20,14 @@ from loadtest.up import Up
 from tests.golden.prompts import CHAT, RAW
 
 MODEL = "smollm2-135m"
+SMALL_POOL = ["--kv-blocks", "42"]
 SYSTEMS: list[list[str]] = [
     [],
     ["--policy", "request-level"],
     ["--policy", "orca"],
     ["--policy", "phase-separated"],
     ["--workers", "2"],
-    ["--kv-blocks", "42"],
+    SMALL_POOL,
     ["--token-budget", "16", "--max-num-seqs", "8"],
 ]
 Answer = tuple[str, list[float]]
@@ -82,6 +84,9 @@ def main() -> int:
             preemptions = up.metrics()["orca_preemptions_total"]
         wrong = [index for index, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
         differing += len(wrong)
+        if flags == SMALL_POOL and not preemptions:
+            print("the small pool preempted nothing: give it more tokens", flush=True)
+            differing += 1
         verdict = "bit-equal" if not wrong else f"DIFFERENT: {wrong}"
         print(
             f"{' '.join(flags) or 'defaults':<40} {len(got)} answers {verdict}, {preemptions:.0f} preemptions",

@@ -189,7 +189,7 @@ def greet(system: System, settings: UpSettings, files: ModelFiles, folder: Path)
     url = http_url(settings.host, settings.port)
     say(f"ready at {url}  (model {files.name}, {settings.workers} worker(s), policy {settings.policy})")
     body = (
-        f'{{"model": "{files.name}", "stream": true, "temperature": 0.2, "max_tokens": 200, '
+        f'{{"model": "{files.name}", "stream": true, "temperature": 0, "max_tokens": 200, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
     print(
