@@ -5,18 +5,19 @@ before it has come back.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.common.pb.orca.v1 import worker_pb2
 from services.common.request import SamplingParams
 from services.scheduler.adapters.codec import plan_to_proto, result_from_proto
 from services.scheduler.core import invariants
-from services.scheduler.core.order import Fcfs
+from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import FinishReason
 from services.scheduler.core.request import Sequence as CoreSequence
-from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.step import WorkerLimits
+from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.step import StepPlan, WorkerLimits
 from services.scheduler.engine import Assignment
 from services.worker.adapters.codec import plan_from_proto, result_to_proto
 from services.worker.core.input_batch import InputBatch
@@ -34,17 +35,28 @@ class Generated:
     finish: str | None = None
 
 
-class _Worker:
+class LocalWorker:
+    """The worker's own core and an executor: plans in, outputs out, through protobuf."""
+
     def __init__(self, executor: Executor, eos: Sequence[int]) -> None:
         self.executor = executor
-        self.batch = InputBatch(executor.num_blocks, executor.block_size, eos)
+        self.batch = InputBatch(executor.num_blocks, executor.block_size, eos, executor.num_host_blocks)
         self.plans: deque[Plan] = deque()
+        self.num_copied = 0
+
+    def receive(self, plan: StepPlan, params: Mapping[str, SamplingParams]) -> None:
+        added = [Assignment(item, 1, params[item.sequence.request_id]) for item in plan.add]
+        message = plan_to_proto(plan, added, epoch=1).SerializeToString()
+        self.plans.append(plan_from_proto(worker_pb2.SchedulerMessage.FromString(message).plan))
 
     def run_next(self) -> StepOutput | None:
         if not self.plans:
             return None
         plan = self.plans.popleft()
-        rows = self.batch.apply(plan)
+        step = self.batch.apply(plan)
+        rows = step.rows
+        self.executor.copy(step.copies)
+        self.num_copied += sum(len(copy.sources) for copy in step.copies)
         if not rows:
             return StepOutput(plan, (), 0, 0, 0, 0)
         calls, counted = self.executor.num_model_calls, self.executor.num_rows
@@ -68,14 +80,24 @@ class LocalSystem:
         max_model_len: int = 8192,
         depth: int = 2,
         headroom: int = 1,
+        order: str = "fcfs",
+        prefix_cache: bool = True,
     ) -> None:
-        self.core = Scheduler(BATCHING_POLICIES[policy](), Fcfs(), watermark=0.0, headroom=headroom)
-        self.workers: dict[str, _Worker] = {}
+        config = SchedulerConfig(prefix_cache=prefix_cache, watermark=0.0, headroom=headroom)
+        self.core = Scheduler(BATCHING_POLICIES[policy](), ORDER_POLICIES[order](), config)
+        self.workers: dict[str, LocalWorker] = {}
         for index, executor in enumerate(executors):
             name = f"w{index}"
-            self.workers[name] = _Worker(executor, eos)
+            self.workers[name] = LocalWorker(executor, eos)
             limits = WorkerLimits(
-                executor.num_blocks, executor.block_size, max_model_len, max_num_seqs, token_budget, depth
+                executor.num_blocks,
+                executor.block_size,
+                max_model_len,
+                max_num_seqs,
+                token_budget,
+                depth,
+                num_host_blocks=executor.num_host_blocks,
+                swap_s=executor.swap_s,
             )
             self.core.add_worker(name, limits)
         self.generated: dict[str, Generated] = {}
@@ -97,9 +119,9 @@ class LocalSystem:
         for name, worker in self.workers.items():
             while (plan := self.core.schedule(name)) is not None:
                 invariants.check_plan(self.core, plan)
-                added = [Assignment(i, 1, 0, self._params[i.sequence.request_id]) for i in plan.add]
-                message = plan_to_proto(plan, added, epoch=1).SerializeToString()
-                worker.plans.append(plan_from_proto(type(plan_to_proto(plan, [], 1)).FromString(message).plan))
+                worker.receive(plan, self._params)
+            for sequence in self.core.take_moving():  # the journal is what has been recorded
+                self.core.resume(sequence, self.generated[sequence.request_id].tokens)
             output = worker.run_next()
             if output is not None:
                 moved = True
@@ -111,7 +133,8 @@ class LocalSystem:
         if output.outputs:
             self.batch_sizes.append(len(output.outputs))
         for item in output.outputs:
-            if item.token_ids or item.finish_reason:
+            stale = self._sequences[item.sequence.request_id].sequence_id != item.sequence.sequence_id
+            if not stale and (item.token_ids or item.finish_reason):
                 record = self.generated[item.sequence.request_id]
                 assert item.index == len(record.tokens), "a token lost or doubled"
                 record.tokens += item.token_ids

@@ -20,33 +20,27 @@ from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import DEFAULT_MODEL, OrcaSettings, parse
-from services.scheduler.core.order import ORDER_POLICIES
-from services.scheduler.core.policies import BATCHING_POLICIES
-from services.scheduler.settings import ORDERS, POLICIES
+from services.scheduler.settings import SchedulingSettings
 
 PROGRESS_S = 5.0
 DRAIN_S = 40.0
 REDIS_TIMEOUT_S = 5.0
 
 
-class UpSettings(OrcaSettings):
+class UpSettings(SchedulingSettings):
     """Starts Valkey, one scheduler, N workers and one router on this machine, and keeps them running."""
 
     model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
     dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
     executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
-    policy: str = Field("chunked", pattern=POLICIES, description=f"batching policy: {', '.join(BATCHING_POLICIES)}")
-    order: str = Field("fcfs", pattern=ORDERS, description=f"order policy: {', '.join(ORDER_POLICIES)}")
     host: str = Field("127.0.0.1", description="address that the router listens on")
     port: int = Field(8000, ge=1, le=65535, description="HTTP port")
     redis_url: SecretStr | None = Field(None, description="use this Redis instead of starting a Valkey")  # type: ignore[assignment]
     kv_blocks: int = Field(0, ge=0, le=10_000_000, description="KV blocks per worker; 0 chooses by free memory")
+    host_blocks: int = Field(0, ge=0, le=10_000_000, description="blocks of host memory per worker, for swapped KV")
     block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="most sequences in one step")
-    token_budget: int = Field(512, ge=1, le=1_000_000, description="most tokens in one step (chunked)")
     max_requests: int = Field(1000, ge=1, description="most requests in the system; more are refused with 429")
-    depth: int = Field(0, ge=0, le=8, description="plans in flight per worker; 0 takes what the worker offers")
     fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")
     data_dir: str = Field(
         "", description="Valkey's data and the logs; the default is per port, in the user's state folder"
@@ -131,14 +125,11 @@ class System:
         return [str(get_binary_path()), *(word for pair in options.items() for word in pair)]
 
     def _scheduler_environment(self) -> dict[str, str]:
-        settings = self._settings
-        return {
-            "ORCA_POLICY": settings.policy,
-            "ORCA_ORDER": settings.order,
-            "ORCA_MAX_NUM_SEQS": str(settings.max_num_seqs),
-            "ORCA_TOKEN_BUDGET": str(settings.token_budget),
-            "ORCA_DEPTH": str(settings.depth),
-        }
+        own = SchedulingSettings.model_fields.keys() - OrcaSettings.model_fields.keys()
+        values = {name: getattr(self._settings, name) for name in own}
+        for name in ("record", "record_steps"):  # the child has another working directory, perhaps
+            values[name] = str(Path(values[name]).expanduser().resolve()) if values[name] else ""
+        return {f"ORCA_{name.upper()}": str(value) for name, value in values.items()}
 
     def _worker_environment(self, threads: int) -> dict[str, str]:
         settings = self._settings
@@ -147,6 +138,7 @@ class System:
             "ORCA_DTYPE": settings.dtype,
             "ORCA_EXECUTOR": settings.executor,
             "ORCA_KV_BLOCKS": str(settings.kv_blocks),
+            "ORCA_HOST_BLOCKS": str(settings.host_blocks),
             "ORCA_BLOCK_SIZE": str(settings.block_size),
             "ORCA_FAKE_STEP_MS": str(settings.fake_step_ms),
             "ORCA_THREADS": str(threads),

@@ -36,9 +36,20 @@ class SchedulerMetrics:
         self.workers = Gauge("orca_workers", "Workers connected", registry=registry)
         self._registry = registry
 
-    def count(self, preemptions: Callable[[], int], plans: Callable[[], int]) -> None:
+    def count(
+        self,
+        *,
+        preemptions: Callable[[], int],
+        swaps: Callable[[], int],
+        moves: Callable[[], int],
+        hit_tokens: Callable[[], int],
+        plans: Callable[[], int],
+    ) -> None:
         """Take these counts from where they are kept."""
         counted_elsewhere(self._registry, "orca_preemptions", "Sequences preempted", preemptions)
+        counted_elsewhere(self._registry, "orca_swaps", "Preemptions that kept the KV in host memory", swaps)
+        counted_elsewhere(self._registry, "orca_moves", "Sequences moved to another worker", moves)
+        counted_elsewhere(self._registry, "orca_prefix_hit_tokens", "Tokens not computed again", hit_tokens)
         counted_elsewhere(self._registry, "orca_plans", "Step plans sent", plans)
 
 

@@ -10,14 +10,15 @@ from typing import Protocol
 
 from services.common.journal import FenceAnswer
 from services.common.request import GenerateRequest, SamplingParams
-from services.scheduler.core.request import FinishReason, Sequence, Status
+from services.scheduler.core.request import FinishReason, Sequence, Slo, Status
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits
+from services.scheduler.core.step import Features, Scheduled, StepPlan, StepResult, WorkerLimits
 
 log = logging.getLogger(__name__)
 
 # Assignments of one choice under one leader: what fails as often is not tried again.
 MAX_ATTEMPTS = 4
+NO_SLO = Slo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Assignment:
 
     item: Scheduled
     attempt: int
-    prompt_index: int
     params: SamplingParams
 
 
@@ -59,6 +59,18 @@ class Journal(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Keeps a trace of what the system served, for the simulator."""
+
+    def request(self, record: "Record") -> None:
+        """A request has ended."""
+        ...
+
+    def step(self, worker: str, features: Features, seconds: float) -> None:
+        """A worker has run a step."""
+        ...
+
+
 @dataclass(slots=True)
 class Record:
     """A request in the system. open: choices whose finish is not in the journal yet."""
@@ -73,8 +85,17 @@ class Record:
 class Engine:
     """Owns all requests of the partition, for one leader."""
 
-    def __init__(self, core: Scheduler, journal: Journal, depth: int = 0) -> None:
+    def __init__(
+        self,
+        core: Scheduler,
+        journal: Journal,
+        depth: int = 0,
+        slo: Slo = NO_SLO,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.core = core
+        self._slo = slo
+        self._recorder = recorder
         self.num_plans = 0
         self.records: dict[str, Record] = {}
         self._journal = journal
@@ -87,7 +108,7 @@ class Engine:
 
     # -- requests
 
-    def on_request(self, request: GenerateRequest, fence: FenceAnswer) -> None:
+    def on_request(self, request: GenerateRequest, fence: FenceAnswer, arrived_s: float = 0.0) -> None:
         """A request was read from the stream and its fence raised; part of it may be in the journal already."""
         if request.request_id in self.records:
             return
@@ -99,6 +120,11 @@ class Engine:
                 prompt=request.prompts[choice // request.n],
                 max_tokens=request.params.max_tokens,
                 arrival=arrival,
+                arrived_s=arrived_s,
+                tenant=request.tenant,
+                priority=request.priority,
+                prompt_index=choice // request.n,
+                slo=self._slo,
                 output=list(fenced.token_ids),
             )
             for choice, fenced in enumerate(fence.choices)
@@ -153,6 +179,8 @@ class Engine:
         request_id = record.request.request_id
         del self.records[request_id]
         self.core.forget(request_id)
+        if self._recorder:
+            self._recorder.request(record)
         for sequence_id in record.assignments:
             del self._assigned[sequence_id]
         if not self.records:
@@ -181,7 +209,12 @@ class Engine:
             self._journal.recover(request_id, choices)
 
     def on_result(self, name: str, result: StepResult) -> None:
+        """A worker has run its oldest plan. Raises OutOfOrder."""
+        in_flight = self.core.workers[name].in_flight
+        features = in_flight[0].features if in_flight else None
         self.core.apply(name, result)
+        if self._recorder and features and features.tokens:
+            self._recorder.step(name, features, result.seconds)
 
     def on_outcome(self, outcome: PublishOutcome) -> None:
         """What became of tokens in Redis."""
@@ -215,7 +248,9 @@ class Engine:
                 self.on_finished(request_id, [choice])
             elif sequence.status is Status.RECOVERING:
                 self.core.resume(sequence, fenced.token_ids)
-        if max(record.attempts) > MAX_ATTEMPTS:
+        # A move raises the attempt too, but it is no failure.
+        failures = (a - s.num_moves for a, s in zip(record.attempts, record.sequences, strict=True))
+        if max(failures) > MAX_ATTEMPTS:
             log.error("request %s has failed %d times", request_id, MAX_ATTEMPTS)
             self._end(request_id, FinishReason.ERROR)
         elif fence.aborted:
@@ -224,20 +259,24 @@ class Engine:
     # -- plans
 
     def pump(self) -> None:
-        """Give every worker the plans that it can take now. Called after every event."""
-        for name, link in self._links.items():
-            worker = self.core.workers[name]
+        """Give the workers the plans that they can take now. Called after every event; asks those whom it concerns."""
+        core = self.core
+        core.place()
+        while core.awake:
+            name, _ = core.awake.popitem()
+            worker, link = core.workers[name], self._links[name]
             while not self._depth or len(worker.in_flight) < self._depth:
-                plan = self.core.schedule(name)
+                plan = core.schedule(name)
                 if plan is None:
                     break
                 self.num_plans += 1
                 link.send(plan, [self._assign(item) for item in plan.add])
+            for sequence in core.take_moving():
+                self._journal.recover(sequence.request_id, [sequence.choice])
 
     def _assign(self, item: Scheduled) -> Assignment:
         sequence = item.sequence
         record = self.records[sequence.request_id]
         record.assignments.append(item.sequence_id)
         self._assigned[item.sequence_id] = sequence
-        prompt_index = sequence.choice // record.request.n
-        return Assignment(item, record.attempts[sequence.choice], prompt_index, record.request.params)
+        return Assignment(item, record.attempts[sequence.choice], record.request.params)

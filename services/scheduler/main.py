@@ -5,6 +5,7 @@ import logging
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 
 from prometheus_client import CollectorRegistry
 
@@ -13,11 +14,13 @@ from services.common import metrics, process
 from services.common.errors import ConfigurationError
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff, connect
 from services.common.settings import parse
+from services.scheduler.adapters.recorder import TraceRecorder
 from services.scheduler.adapters.redis_journal import RedisJournal
 from services.scheduler.adapters.workers import Workers
 from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
-from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.request import Slo
+from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
 from services.scheduler.engine import Engine
 from services.scheduler.settings import SchedulerSettings
 
@@ -71,12 +74,30 @@ def expose(engine: Engine, registry: CollectorRegistry) -> None:
     gauges.workers.set_function(lambda: len(core.workers))
     gauges.blocks.labels("free").set_function(lambda: sum(w.pool.num_free for w in list(core.workers.values())))
     gauges.blocks.labels("used").set_function(lambda: sum(w.pool.num_used for w in list(core.workers.values())))
-    gauges.blocks.labels("cached").set(0)
-    gauges.count(lambda: core.num_preemptions, lambda: engine.num_plans)
+    gauges.blocks.labels("cached").set_function(lambda: sum(w.pool.num_cached for w in list(core.workers.values())))
+    counters = core.counters
+    gauges.count(
+        preemptions=lambda: counters.preemptions,
+        swaps=lambda: counters.swaps,
+        moves=lambda: counters.moves,
+        hit_tokens=lambda: counters.hit_tokens,
+        plans=lambda: engine.num_plans,
+    )
+
+
+def make_core(settings: SchedulerSettings, epoch: int) -> Scheduler:
+    """The core that the settings name. Assignment ids begin where no other leader's end."""
+    config = SchedulerConfig(prefix_cache=settings.prefix_cache, first_id=epoch << 32)
+    return Scheduler(BATCHING_POLICIES[settings.policy](), ORDER_POLICIES[settings.order](), config)
 
 
 async def serve(settings: SchedulerSettings) -> None:
-    """Lead until a signal, or until the lead is lost."""
+    """Lead until a signal, or until the lead is lost. Raises ConfigurationError."""
+    with closing(TraceRecorder(settings.record, settings.record_steps)) as recorder:
+        await lead(settings, recorder)
+
+
+async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     identity = f"{settings.name}-{uuid.uuid4().hex[:12]}"
     stop = asyncio.Event()
@@ -90,9 +111,10 @@ async def serve(settings: SchedulerSettings) -> None:
         return
     epoch = taking.result()
     log.info("leading with epoch %d: %s, %s", epoch, settings.policy, settings.order)
-    core = Scheduler(BATCHING_POLICIES[settings.policy](), ORDER_POLICIES[settings.order](), first_id=epoch << 32)
+    core = make_core(settings, epoch)
     journal = RedisJournal(store, epoch)
-    engine = Engine(core, journal, settings.depth)
+    slo = Slo(settings.ttft_target_ms / 1000, settings.tpot_target_ms / 1000)
+    engine = Engine(core, journal, settings.depth, slo, recorder)
     workers = Workers(store, engine, epoch, settings.max_num_seqs, settings.token_budget)
     registry = CollectorRegistry()
     expose(engine, registry)

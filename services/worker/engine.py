@@ -91,11 +91,13 @@ class StepLoop(threading.Thread):
     def _step(self, plan: Plan) -> StepOutput:
         started = time.monotonic_ns()
         try:
-            rows = self.batch.apply(plan)
-            if not rows:
-                return StepOutput(plan, (), started, started, 0, 0)
+            step = self.batch.apply(plan)
+            rows = step.rows
             banned = [self.batch.banned(row.sequence) for row in rows]
             started = time.monotonic_ns()
+            self.executor.copy(step.copies)
+            if not rows:
+                return StepOutput(plan, (), started, started, 0, 0)
             sampled = self.executor.execute(rows, banned)
             finished = time.monotonic_ns()
             idle = started - self._last_end_ns if self._last_end_ns else 0

@@ -37,7 +37,13 @@ def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
     """The executor that the settings name. Raises ConfigurationError."""
     if settings.executor == "fake":
         blocks = settings.kv_blocks or FAKE_BLOCKS
-        return FakeExecutor(blocks, settings.block_size, files.vocab_size, settings.fake_step_ms / 1000)
+        return FakeExecutor(
+            blocks,
+            settings.block_size,
+            files.vocab_size,
+            settings.fake_step_ms / 1000,
+            num_host_blocks=settings.host_blocks,
+        )
     try:
         import torch
 
@@ -50,7 +56,14 @@ def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("--device cuda: torch sees no CUDA device")
     device = torch.device(name)
-    return TorchExecutor(files, pick_dtype(settings.dtype, device), device, settings.kv_blocks, settings.block_size)
+    return TorchExecutor(
+        files,
+        pick_dtype(settings.dtype, device),
+        device,
+        settings.kv_blocks,
+        settings.block_size,
+        settings.host_blocks,
+    )
 
 
 def observe(gauges: metrics.WorkerMetrics, step: StepOutput) -> None:
@@ -102,7 +115,7 @@ async def serve(settings: WorkerSettings) -> None:
     def on_failure(error: Exception) -> None:
         loop.call_soon_threadsafe(failed.set_exception, error)
 
-    batch = InputBatch(executor.num_blocks, executor.block_size, files.eos_token_ids)
+    batch = InputBatch(executor.num_blocks, executor.block_size, files.eos_token_ids, executor.num_host_blocks)
     steps = StepLoop(executor, batch, emit, on_failure, keep_results=settings.max_in_flight)
     session = SessionServer(identity, steps)
     book = PublishBook(new_decoder=lambda: Detokenizer(table).push)

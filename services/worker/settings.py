@@ -17,6 +17,7 @@ class WorkerSettings(OrcaSettings):
     advertise_host: str = Field("", description="address the scheduler dials, where that is another")
     port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     kv_blocks: int = Field(0, ge=0, le=10_000_000, description="KV blocks; 0 chooses by free memory")
+    host_blocks: int = Field(0, ge=0, le=10_000_000, description="blocks of host memory for swapped KV")
     block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
     max_in_flight: int = Field(2, ge=1, le=8, description="plans on the worker at once")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0 takes all cores")

@@ -171,7 +171,7 @@ def test_with_preemptions(executor: TorchExecutor, prompts: Prompts, alone: dict
     pool = SmallPool(executor, 100, longest // 16 + 4)
     system = LocalSystem([pool], headroom=0)
     compare(staggered(system, prompts, names(prompts)), alone)
-    assert system.core.num_preemptions > 0
+    assert system.core.counters.preemptions > 0
 
 
 def test_two_workers(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]) -> None:

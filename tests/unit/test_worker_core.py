@@ -39,7 +39,7 @@ def test_tokens_do_not_depend_on_the_batch(policy: str, blocks: int) -> None:
         system.step()
     assert {name: record.tokens for name, record in system.run().items()} == want
     if policy == "chunked" and blocks == 24:
-        assert system.core.num_preemptions > 0
+        assert system.core.counters.preemptions > 0
 
 
 def test_end_rules() -> None:

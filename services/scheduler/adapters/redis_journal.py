@@ -96,10 +96,10 @@ class RedisJournal:
         positions = {self._store.requests_key: "0-0", self._store.control_key: "0-0"}
         while True:
             entries = await until_answered(lambda: self._store.read(positions, READ_BLOCK_MS))
-            requests = [dict(fields) for key, _, fields in entries if key == self._store.requests_key]
+            requests = [(entry, dict(fields)) for key, entry, fields in entries if key == self._store.requests_key]
             bells = {dict(fields)[b"r"].decode() for key, _, fields in entries if key == self._store.control_key}
-            for fields in requests:
-                await self._accept(engine, fields)
+            for entry_id, fields in requests:
+                await self._accept(engine, fields, arrived_s=int(entry_id.split("-")[0]) / 1000)
             for request_id in bells:
                 if request_id in engine.records and await until_answered(
                     lambda request_id=request_id: self._store.is_aborted(request_id)  # type: ignore[misc]
@@ -124,7 +124,7 @@ class RedisJournal:
                     engine.on_abort(request_id)
             engine.pump()
 
-    async def _accept(self, engine: Engine, fields: dict[bytes, bytes]) -> None:
+    async def _accept(self, engine: Engine, fields: dict[bytes, bytes], arrived_s: float) -> None:
         request_id = fields[b"r"].decode()
         if request_id in engine.records:
             return
@@ -136,6 +136,6 @@ class RedisJournal:
             return
         fence = await self._fence(request_id, [])
         if isinstance(fence, FenceAnswer):
-            engine.on_request(request, fence)
+            engine.on_request(request, fence, arrived_s)
         else:
             log.info("request %s: %s", request_id, fence)

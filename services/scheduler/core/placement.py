@@ -1,10 +1,22 @@
 """Placement: which worker runs a waiting sequence. Filter, score, pick; asked again each iteration."""
 
-from collections.abc import Iterable
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from services.scheduler.core.block_manager import blocks_for
+from services.scheduler.core.policies.base import BatchingPolicy
+from services.scheduler.core.prefix_cache import PrefixIndex, block_digests
 from services.scheduler.core.request import Sequence
 from services.scheduler.core.worker_state import WorkerState
+
+# One sequence more on a worker weighs as much as so many tokens of prompt to compute.
+LOAD_TOKENS = 16
+# Scores of an adapter that would have to be loaded, in the same unit.
+ADAPTER_TOKENS = 512
+# Of the workers that hold a prefix, so many are compared.
+MAX_HOLDERS = 8
 
 
 def can_ever_fit(sequence: Sequence, worker: WorkerState) -> bool:
@@ -14,16 +26,117 @@ def can_ever_fit(sequence: Sequence, worker: WorkerState) -> bool:
     return sequence.total_tokens <= limits.max_model_len and needed <= limits.num_blocks
 
 
-def pick(sequence: Sequence, workers: Iterable[WorkerState]) -> WorkerState | None:
-    """The worker that should run the sequence next; None if none can now.
+class Loads:
+    """Workers by load, the least first, without looking at all of them."""
 
-    A preempted sequence stays where it ran: its publisher there still holds the fence.
-    """
-    fitting = [
-        worker
-        for worker in workers
-        if can_ever_fit(sequence, worker)
-        and worker.num_active < worker.limits.max_active
-        and (sequence.worker is None or sequence.worker == worker.name)
-    ]
-    return min(fitting, key=lambda worker: (worker.num_active, worker.pool.num_used, worker.name), default=None)
+    def __init__(self, workers: dict[str, WorkerState]) -> None:
+        self._workers = workers
+        self._heap: list[tuple[int, str]] = []
+        self._known: dict[str, int] = {}
+
+    def changed(self, worker: WorkerState) -> None:
+        load = worker.load
+        if self._known.get(worker.name) != load:
+            self._known[worker.name] = load
+            heapq.heappush(self._heap, (load, worker.name))
+            if len(self._heap) > 64 + 4 * len(self._known):  # mostly outdated
+                self._heap = sorted((load, name) for name, load in self._known.items())
+
+    def gone(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    def least(self, count: int, wanted: Callable[[WorkerState], bool]) -> list[WorkerState]:
+        """The `count` least loaded workers that are wanted, the least first."""
+        seen: dict[str, int] = {}
+        found: list[WorkerState] = []
+        while self._heap and len(found) < count:
+            load, name = heapq.heappop(self._heap)
+            if self._known.get(name) == load and name not in seen:
+                seen[name] = load
+                if wanted(self._workers[name]):
+                    found.append(self._workers[name])
+        for name, load in seen.items():
+            heapq.heappush(self._heap, (load, name))
+        return found
+
+
+class Placement:
+    """Compares the least loaded worker that has room with those that hold most of the prompt."""
+
+    def __init__(
+        self, workers: dict[str, WorkerState], batching: BatchingPolicy, watermark: float, headroom: int
+    ) -> None:
+        self.loads = Loads(workers)
+        self.index = PrefixIndex()
+        self.block_sizes: Counter[int] = Counter()  # of the workers that cache prefixes
+        self._workers = workers
+        self._batching = batching
+        self._watermark = watermark
+        self._headroom = headroom
+
+    def joined(self, worker: WorkerState) -> None:
+        if worker.caches:
+            self.block_sizes[worker.limits.block_size] += 1
+        self.loads.changed(worker)
+
+    def left(self, worker: WorkerState) -> None:
+        worker.pool.forget_all()
+        self.loads.gone(worker.name)
+        if worker.caches:
+            self.block_sizes -= Counter([worker.limits.block_size])
+
+    def pick(self, sequence: Sequence, among: Iterable[WorkerState] | None = None) -> WorkerState | None:
+        """The worker that should run the sequence next, of all or of some; None if none has room now."""
+        if sequence.moving_to in self._workers and self.has_room(sequence, self._workers[sequence.moving_to]):
+            return self._workers[sequence.moving_to]
+        if among is not None:
+            candidates = [worker for worker in among if self.has_room(sequence, worker)]
+        else:
+            candidates = [worker for worker in self._holders(sequence) if self.has_room(sequence, worker)]
+            candidates += self.loads.least(1, lambda worker: self.has_room(sequence, worker))
+        return min(candidates, key=lambda worker: (self.cost(sequence, worker), worker.name), default=None)
+
+    def has_room(self, sequence: Sequence, worker: WorkerState) -> bool:
+        """Filter: the worker could start it in its next plan, as far as is known now."""
+        limits = worker.limits
+        if worker.load >= limits.max_active or not can_ever_fit(sequence, worker):
+            return False
+        if self._batching.uses_budget and worker.queued_tokens >= limits.token_budget:
+            return False
+        needed = blocks_for(self._batching.reserve(sequence, limits), limits.block_size)
+        return worker.pool.num_free - worker.queued_blocks - needed >= self.spare(worker) or (
+            worker.caches and self._fits_by_hits(sequence, worker, needed)
+        )
+
+    def _fits_by_hits(self, sequence: Sequence, worker: WorkerState, needed: int) -> bool:
+        hits = worker.pool.find(self._digests(sequence, worker))
+        new = needed - len(hits) + worker.pool.num_idle(hits)
+        return bool(hits) and worker.pool.num_free - worker.queued_blocks - new >= self.spare(worker)
+
+    def spare(self, worker: WorkerState) -> int:
+        """Blocks that an admission leaves free: running sequences may want them soon; an empty worker holds nothing
+        back."""
+        if self._batching.reserves or not worker.running:
+            return 0
+        return max(int(worker.limits.num_blocks * self._watermark), len(worker.running) * self._headroom)
+
+    def cost(self, sequence: Sequence, worker: WorkerState) -> int:
+        """Score, in tokens to compute: less is better."""
+        hits = len(worker.pool.find(self._digests(sequence, worker))) if worker.caches else 0
+        todo = sequence.num_tokens - hits * worker.limits.block_size
+        missing = bool(sequence.adapter) and sequence.adapter not in worker.limits.adapters
+        return todo + LOAD_TOKENS * worker.load + ADAPTER_TOKENS * missing
+
+    def _holders(self, sequence: Sequence) -> list[WorkerState]:
+        """Workers that hold most of what anybody holds of it."""
+        found: dict[str, None] = {}
+        for size in self.block_sizes:
+            full = (sequence.num_tokens - 1) // size
+            holders = self.index.deepest(block_digests(sequence, size, full))
+            found |= dict.fromkeys(islice(holders, MAX_HOLDERS))
+        return [self._workers[name] for name in found]
+
+    @staticmethod
+    def _digests(sequence: Sequence, worker: WorkerState) -> list[bytes]:
+        size = worker.limits.block_size
+        return block_digests(sequence, size, (sequence.num_tokens - 1) // size)

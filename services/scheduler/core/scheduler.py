@@ -1,51 +1,77 @@
 """The scheduler: sequences in, plans out, results applied. One object for all workers of a partition."""
 
-from bisect import insort
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
-from services.scheduler.core import placement
+from services.scheduler.core import moves, placement
+from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.builder import StepBuilder
+from services.scheduler.core.explain import Explain, Reason
 from services.scheduler.core.order import OrderPolicy
+from services.scheduler.core.placement import Placement
 from services.scheduler.core.policies.base import BatchingPolicy
 from services.scheduler.core.request import FinishReason, Sequence, Status
-from services.scheduler.core.step import Scheduled, SequenceOutput, StepPlan, StepResult, WorkerLimits
+from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits
+from services.scheduler.core.waiting import WaitingQueue
 from services.scheduler.core.worker_state import WorkerState
-
-# Blocks held back at admission, as a share of the pool, so that decodes do not preempt at once.
-WATERMARK = 0.01
-# And as blocks per running sequence, whichever is more.
-HEADROOM = 1
 
 
 class OutOfOrder(Exception):
     """A worker answered another plan than the oldest in flight."""
 
 
-class Scheduler:
-    """Decides each worker's next step.
-
-    Raises nothing on results of sequences that have ended meanwhile. first_id: where assignment ids begin, so that no
-    other leader's are met again.
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """watermark: blocks held back at admission, as a share of the pool, so that decodes do not preempt at once;
+    headroom: and as blocks per running sequence, whichever is more. max_moves: per sequence.
+    first_id: where assignment ids begin, so that no other leader's are met again.
     """
 
-    def __init__(
-        self,
-        batching: BatchingPolicy,
-        order: OrderPolicy,
-        watermark: float = WATERMARK,
-        headroom: int = HEADROOM,
-        first_id: int = 1,
-    ) -> None:
-        self.batching = batching
-        self.order = order
-        self.workers: dict[str, WorkerState] = {}
-        self.waiting: list[Sequence] = []
-        self.num_preemptions = 0
-        self._watermark = watermark
-        self._headroom = headroom
-        self._ids = count(first_id)
-        self._requests: dict[str, list[Sequence]] = {}
+    prefix_cache: bool = True
+    watermark: float = 0.01
+    headroom: int = 1
+    max_moves: int = 2
+    first_id: int = 1
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened so far."""
+
+    preemptions: int = 0
+    swaps: int = 0
+    moves: int = 0
+    hit_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Decides each worker's next step. Raises nothing on results of sequences that have ended meanwhile."""
+
+    batching: BatchingPolicy
+    order: OrderPolicy
+    config: SchedulerConfig = SchedulerConfig()
+    explain: Explain | None = None
+    workers: dict[str, WorkerState] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    waiting: WaitingQueue = field(init=False)
+    # Workers that may have a plan to make, and sequences taken off their worker to run elsewhere.
+    awake: dict[str, None] = field(default_factory=dict)
+    moving: list[Sequence] = field(default_factory=list)
+    _placement: Placement = field(init=False)
+    _ids: Iterator[int] = field(init=False)
+    _requests: dict[str, list[Sequence]] = field(default_factory=dict)
+    # The first in order found no room: until somebody has more of it, nobody need be asked again.
+    _blocked: Sequence | None = None
+    _roomier: dict[str, WorkerState] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = WaitingQueue(self.order)
+        self._placement = Placement(self.workers, self.batching, self.config.watermark, self.config.headroom)
+        self._ids = count(self.config.first_id)
 
     # -- workers
 
@@ -53,16 +79,29 @@ class Scheduler:
         """A worker is connected. Its first plan will be full. Raises ValueError if the name is taken."""
         if name in self.workers:
             raise ValueError(f"worker {name} is already there")
-        self.workers[name] = WorkerState(name, limits)
+        caches = self.config.prefix_cache
+        worker = WorkerState(name, limits, caches, partial(self._placement.index.change, name))
+        self.workers[name] = worker
+        self._placement.joined(worker)
+        self._has_room(worker)
 
     def remove_worker(self, name: str) -> list[Sequence]:
         """A worker is lost. Returns its sequences, which recover: raise their fence, then `resume` each."""
-        self.workers.pop(name, None)
-        homeless = [s for s in self._all() if s.worker == name and s.status is not Status.FINISHED]
-        for sequence in homeless:
+        worker = self.workers.pop(name, None)
+        if worker is None:
+            return []
+        self._placement.left(worker)
+        self._roomier.pop(name, None)
+        self.awake.pop(name, None)
+        homeless = [*worker.running.values(), *worker.ended.values()]
+        for sequence in list(worker.queue):
             if sequence.status is Status.PREEMPTED:
-                self.waiting.remove(sequence)
+                homeless.append(sequence)
+            else:
+                self._unbind(worker, sequence)
+        for sequence in homeless:
             self._begin_recovery(sequence)
+        self._blocked = None
         return homeless
 
     def suspend(self, sequence: Sequence) -> None:
@@ -75,23 +114,30 @@ class Scheduler:
         sequence.move_to(Status.RECOVERING)
         sequence.worker = None
         sequence.sequence_id = 0  # results still under way are for nobody
-        sequence.block_table = []
+        sequence.block_table, sequence.host_table = [], []
         sequence.finish_reason = None
-        sequence.num_computed = sequence.in_flight = sequence.promised = sequence.steps_in_flight = 0
+        sequence.restart()
 
     def resume(self, sequence: Sequence, output: Iterable[int]) -> None:
         """Let a recovering sequence continue from the journal's output, on any worker."""
         sequence.move_to(Status.WAITING)
         sequence.output = list(output)
-        insort(self.waiting, sequence, key=self.order.key)
+        del sequence.hashes[sequence.num_prompt_tokens // max(1, sequence.hash_block_size) :]
+        self.waiting.add(sequence)
+        self._blocked = None
 
     # -- requests
 
     def add(self, sequences: list[Sequence]) -> None:
         """A request's sequences join the queue."""
         self._requests.setdefault(sequences[0].request_id, []).extend(sequences)
+        leaders: dict[int, Sequence] = {}
         for sequence in sequences:
-            insort(self.waiting, sequence, key=self.order.key)
+            leader = leaders.setdefault(sequence.prompt_index, sequence)
+            sequence.leader = leader if leader is not sequence else None
+            self.waiting.add(sequence)
+        if self.waiting.first() is not self._blocked:
+            self._blocked = None
 
     def can_ever_fit(self, sequence: Sequence) -> bool:
         """False when no connected worker could run it even alone. True while none is connected: nothing is known."""
@@ -116,17 +162,134 @@ class Scheduler:
         sequence.finish_reason = sequence.finish_reason or reason
 
     def _leave(self, sequence: Sequence, tell_worker: bool) -> None:
-        """Take a sequence out of wherever it is: its worker's blocks, or the queue."""
+        """Take a sequence out of wherever it is: its worker's blocks, or a queue."""
+        worker = self.workers.get(sequence.worker or "")
+        if worker is None:
+            if sequence.status is Status.WAITING:
+                self._leave_queue(sequence)
+            return
         if sequence.status is Status.RUNNING:
-            self.workers[sequence.worker or ""].forget(sequence, tell_worker)
-        elif sequence.status in (Status.WAITING, Status.PREEMPTED):
-            self.waiting.remove(sequence)
+            worker.forget(sequence, tell_worker)
+        elif sequence.status is Status.ENDED:
+            worker.ended.pop(sequence.sequence_id, None)
+        elif sequence in worker.queue:
+            worker.dequeue(sequence)
+            if sequence.host_table:
+                worker.host.free(sequence.host_table)
+                sequence.host_table = []
+                if tell_worker:
+                    worker.to_release.append(sequence.sequence_id)
+            if sequence.status is Status.WAITING:
+                self.order.on_returned(sequence)
+                sequence.worker = None
+        self._has_room(worker)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._blocked = None
 
     def forget(self, request_id: str) -> None:
         """The request's end is in the journal. Raises ValueError if a sequence of it still runs."""
         if any(s.status is not Status.FINISHED for s in self.sequences(request_id)):
             raise ValueError(f"{request_id} has not ended")
-        self._requests.pop(request_id, None)
+        for sequence in self._requests.pop(request_id, []):
+            sequence.leader = None
+
+    # -- placement
+
+    def place(self) -> None:
+        """Bind waiting sequences, first in order first, to workers that have room for them in their next plan. Stops at
+        the first that finds none."""
+        later = []
+        while (sequence := self.waiting.first()) is not None:
+            if self._waits_for_leader(sequence):
+                self.waiting.remove(sequence)
+                later.append(sequence)
+                continue
+            worker = self._find_room(sequence)
+            if worker is None:
+                self._note(sequence, Reason.NO_WORKER)
+                break
+            self.waiting.remove(sequence)
+            self._bind(sequence, worker)
+        for sequence in later:
+            self.waiting.add(sequence, returned=True)
+            self._note(sequence, Reason.PROMPT_SHARED)
+
+    def _bind(self, sequence: Sequence, worker: WorkerState) -> None:
+        sequence.worker = worker.name
+        self.order.on_selected(sequence)
+        slots = self.batching.reserve(sequence, worker.limits)
+        worker.enqueue(sequence, blocks_for(slots, worker.limits.block_size))
+        self._placement.loads.changed(worker)
+        self.awake[worker.name] = None
+        self._note(sequence, Reason.PLACED, worker.name)
+
+    def _find_room(self, sequence: Sequence) -> WorkerState | None:
+        if self._blocked is sequence:
+            worker = self._placement.pick(sequence, self._roomier.values()) if self._roomier else None
+        else:
+            worker = self._placement.pick(sequence)
+        self._roomier.clear()
+        self._blocked = sequence if worker is None else None
+        return worker
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """A choice waits until the first of its request has computed their common prompt, to share it."""
+        leader = sequence.leader
+        return (
+            leader is not None
+            and self.config.prefix_cache
+            and not self.batching.reserves
+            and leader.status in (Status.WAITING, Status.RUNNING)
+            and leader.num_computed < leader.num_prompt_tokens
+        )
+
+    def _return_unplaced(self, worker: WorkerState) -> None:
+        """What could not start is for anybody again."""
+        for sequence in [s for s in worker.queue if s.status is Status.WAITING]:
+            self._unbind(worker, sequence)
+
+    def _unbind(self, worker: WorkerState, sequence: Sequence) -> None:
+        worker.dequeue(sequence)
+        sequence.worker = None
+        self.order.on_returned(sequence)
+        self.waiting.add(sequence, returned=True)
+        self._blocked = None
+
+    def _summon(self, worker: WorkerState) -> None:
+        """The first in order found no room anywhere; if it outranks what runs here, it comes here."""
+        sequence = self.waiting.first()
+        if sequence is None or sequence is not self._blocked or not placement.can_ever_fit(sequence, worker):
+            return
+        if any(self.order.outranks(sequence, running) for running in worker.running.values()):
+            self.waiting.remove(sequence)
+            self._blocked = None
+            self._bind(sequence, worker)
+
+    def _has_room(self, worker: WorkerState) -> None:
+        """A worker may have more room than before."""
+        self._roomier[worker.name] = worker
+        self.awake[worker.name] = None
+        self._placement.loads.changed(worker)
+
+    def _move(self, worker: WorkerState) -> None:
+        """Take a sequence off a worker if it gains more elsewhere than that costs; it recovers, then runs there."""
+        move = moves.best(worker, self._placement, self.config.max_moves)
+        if move is None:
+            return
+        sequence, target = move
+        self._note(sequence, Reason.MOVED, f"from {worker.name} to {target.name}")
+        self.suspend(sequence)
+        sequence.num_moves += 1
+        sequence.moving_to = target.name
+        self.counters.moves += 1
+        self.moving.append(sequence)
+
+    def take_moving(self) -> list[Sequence]:
+        """Sequences just taken off their worker to run elsewhere: raise their fence, then `resume` each."""
+        moving, self.moving = self.moving, []
+        return moving
 
     # -- the step
 
@@ -135,69 +298,101 @@ class Scheduler:
         worker = self.workers[worker_name]
         if len(worker.in_flight) >= self.batching.max_in_flight(worker.limits):
             return None
-        step = StepBuilder(
-            worker,
-            self.waiting,
-            self.order,
-            place=lambda sequence: placement.pick(sequence, self.workers.values()),
-            next_id=lambda: next(self._ids),
-            watermark=self._watermark,
-            headroom=self._headroom,
-        )
+        self.place()
+        if self.order.acts_on_running:
+            self._summon(worker)
+        if len(self.workers) > 1:
+            self._move(worker)
+        step = StepBuilder(worker, self.order, self._next_id, self._placement.spare, self.explain)
         self.batching.fill(step)
-        self.num_preemptions += step.num_preempted
-        return step.build(full=worker.next_plan == 1)
+        if worker.queue:
+            self._return_unplaced(worker)
+        plan = step.build()
+        self.counters.preemptions += step.num_preempted
+        self.counters.swaps += step.num_swapped
+        self.counters.hit_tokens += step.num_hit_tokens
+        self._placement.loads.changed(worker)
+        self._roomier[worker_name] = worker
+        return plan
+
+    def _next_id(self) -> int:
+        return next(self._ids)
 
     def apply(self, worker_name: str, result: StepResult) -> list[Sequence]:
         """Take the result of the oldest plan in flight. Returns the sequences that it ended; `finish` each when
         that is in the journal.
 
-        A sequence preempted meanwhile keeps its token; its KV is gone. Raises OutOfOrder.
+        A sequence preempted meanwhile keeps its token; its KV is gone, unless it was swapped. Raises OutOfOrder.
         """
         worker = self.workers[worker_name]
         if not worker.in_flight or worker.in_flight[0].number != result.number:
             raise OutOfOrder(f"{worker_name}: result {result.number} is not the next one")
         plan = worker.in_flight.popleft()
-        outputs = {output.sequence_id: output for output in result.outputs}
-        ended = []
-        for item in plan.scheduled:
-            if self._apply_one(item, outputs.get(item.sequence_id)):
-                ended.append(item.sequence)
-        return ended
+        worker.applied = plan.number
+        self.awake[worker_name] = None
+        tokens = result.tokens
+        # The loop that every token passes: what is not plain goes elsewhere.
+        for sequence, sequence_id in zip(plan.decodes.sequences, plan.decodes.ids, strict=True):
+            token = tokens.get(sequence_id)
+            if token is not None and sequence.sequence_id == sequence_id and sequence.status is Status.RUNNING:
+                sequence.output.append(token)
+                sequence.num_computed += 1
+            else:
+                self._apply_one(worker, Scheduled(sequence, sequence_id, 1, True), result)
+        for item in plan.prefills:
+            self._apply_one(worker, item, result)
+        for sequence in plan.grown:
+            if worker.running.get(sequence.sequence_id) is sequence:
+                worker.cache(sequence)
+        if result.seconds and plan.features.tokens:
+            worker.model.observe(plan.features, result.seconds)
+        if self.order.counts_service:
+            self.order.on_tokens(self._served(plan, result))
+        return self._end(worker, plan, result) if result.finished else []
 
-    def _apply_one(self, item: Scheduled, output: SequenceOutput | None) -> bool:
-        """True if this ended the sequence."""
+    def _apply_one(self, worker: WorkerState, item: Scheduled, result: StepResult) -> None:
         sequence = item.sequence
-        if sequence.status in (Status.ENDED, Status.FINISHED) or not self._is_current(item):
-            return False
-        sequence.steps_in_flight -= 1
-        sequence.promised -= item.samples
-        if sequence.status is Status.RUNNING and sequence.sequence_id == item.sequence_id:
-            sequence.in_flight -= item.num_tokens
+        # Recovered or ended since: its output was reset to the journal, or is complete.
+        if sequence.sequence_id != item.sequence_id or sequence.status not in (Status.RUNNING, Status.PREEMPTED):
+            return
+        if sequence.status is Status.RUNNING or sequence.host_table:
             sequence.num_computed += item.num_tokens
-        if output is None:
-            return False  # the worker dropped it; its publish outcome says why
-        sequence.output.extend(output.token_ids)
-        if output.finish_reason is None:
-            return False
-        self._leave(sequence, tell_worker=False)
-        sequence.move_to(Status.ENDED)
-        sequence.finish_reason = output.finish_reason
-        return True
+        token = result.tokens.get(item.sequence_id)
+        if token is not None:
+            sequence.output.append(token)
+        elif item.samples and sequence.status is Status.RUNNING:
+            worker.drain(sequence)  # the worker dropped it; its publish outcome will say why
+        if sequence.status is Status.RUNNING:
+            worker.cache(sequence)
 
     @staticmethod
-    def _is_current(item: Scheduled) -> bool:
-        """False for a sequence that recovered since: its output was reset to the journal."""
-        return item.sequence.sequence_id == item.sequence_id
+    def _served(plan: StepPlan, result: StepResult) -> Counter[str]:
+        items = plan.scheduled
+        return Counter(item.sequence.tenant for item in items if result.tokens.get(item.sequence_id) is not None)
+
+    def _end(self, worker: WorkerState, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        items = {item.sequence_id: item.sequence for item in plan.scheduled}
+        ended = []
+        for sequence_id, reason in result.finished.items():
+            sequence = items[sequence_id]
+            if sequence.sequence_id != sequence_id or sequence.status not in (Status.RUNNING, Status.PREEMPTED):
+                continue
+            self._leave(sequence, tell_worker=False)
+            sequence.move_to(Status.ENDED)
+            sequence.finish_reason = reason
+            worker.ended[sequence_id] = sequence
+            ended.append(sequence)
+        return ended
+
+    def _note(self, sequence: Sequence, reason: Reason, detail: str = "") -> None:
+        if self.explain:
+            self.explain.note("", sequence, reason, detail)
 
     # -- what can be seen
 
-    def _all(self) -> Iterable[Sequence]:
-        return (sequence for sequences in self._requests.values() for sequence in sequences)
-
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        return len(self.waiting) + sum(len(worker.queue) for worker in self.workers.values())
 
     @property
     def num_running(self) -> int:

@@ -1,13 +1,19 @@
 """The two records of a step: what the scheduler decided, and what came of it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.scheduler.core.request import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker said in its hello, and what the operator allows on it."""
+    """What a worker said in its hello, and what the operator allows on it.
+
+    num_host_blocks: blocks of host memory for KV that is swapped out; swap_s: seconds to copy one block, one way.
+    adapters: those resident on the worker.
+    """
 
     num_blocks: int
     block_size: int
@@ -16,6 +22,9 @@ class WorkerLimits:
     token_budget: int
     max_in_flight: int = 2
     stages: int = 1
+    num_host_blocks: int = 0
+    swap_s: float = 0.0
+    adapters: frozenset[str] = frozenset()
 
     @property
     def max_active(self) -> int:
@@ -25,50 +34,87 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """One sequence's share of a step. `sequence_id` is the assignment it ran under."""
+    """One sequence's share of a step. `sequence_id` is the assignment it ran under.
+
+    num_computed: for a sequence that is new to the worker, the tokens whose KV its first blocks hold already.
+    """
 
     sequence: Sequence
     sequence_id: int
     num_tokens: int
     samples: bool
+    num_computed: int = 0
+
+
+class Decodes(NamedTuple):
+    """The decode set of a step: one token each, and each samples. Shared by all plans until the set changes."""
+
+    sequences: tuple[Sequence, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+class Features(NamedTuple):
+    """What a step's duration depends on. attended: sum over its tokens of the positions each attends to."""
+
+    tokens: int
+    sequences: int
+    attended: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step of one worker, as a delta against what the worker already knows.
 
-    scheduled is the whole decision; the other fields are what must be said. A sequence that decodes on
-    is in `scheduled` only.
+    decodes and prefills are the whole decision; the other fields are what must be said. A sequence that decodes
+    on is in `decodes` only. The worker does, in this order: release, add, swap_out, swap_in, copies, blocks,
+    then the step.
+
+    blocks: (sequence, block ids) appended to block tables. copies: (from, to) device blocks.
+    swap_out: (sequence, host blocks); the sequence rests until swap_in: (sequence, device blocks).
+    grown: sequences of the decode set that got a block, so their blocks before are full.
     """
 
     number: int
     worker: str
-    scheduled: tuple[Scheduled, ...]
+    decodes: Decodes
+    prefills: tuple[Scheduled, ...]
+    features: Features
     add: tuple[Scheduled, ...] = ()
     blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    chunks: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    swap_out: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    swap_in: tuple[tuple[int, tuple[int, ...]], ...] = ()
     hold: tuple[int, ...] = ()
     resume: tuple[int, ...] = ()
     release: tuple[int, ...] = ()
     full: bool = False
+    grown: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.scheduled)
+        return self.features.tokens
 
+    @property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """(sequence, tokens) of those that do not merely decode on."""
+        return tuple((item.sequence_id, item.num_tokens) for item in self.prefills)
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What a step sampled for one sequence; empty for a chunk that is not the prompt's last."""
-
-    sequence_id: int
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
+    @property
+    def scheduled(self) -> tuple[Scheduled, ...]:
+        """The whole decision, an item per sequence."""
+        decodes = (Scheduled(s, i, 1, True) for s, i in zip(self.decodes.sequences, self.decodes.ids, strict=True))
+        return (*decodes, *self.prefills)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outputs of one plan. Sequences that the worker has dropped meanwhile are absent."""
+    """What came of one plan. Sequences that the worker has dropped meanwhile are absent.
+
+    tokens: the token that each sequence sampled; None for a chunk that is not its prompt's last.
+    finished: those that this step ended. seconds: how long the step took, 0 if unknown.
+    """
 
     number: int
-    outputs: tuple[SequenceOutput, ...]
+    tokens: Mapping[int, int | None]
+    finished: Mapping[int, FinishReason] = field(default_factory=dict)
+    seconds: float = 0.0

@@ -1,41 +1,188 @@
-"""What the scheduler knows of one worker: its pool, its sequences, the plans in flight."""
+"""What the scheduler knows of one worker: its pools, its sequences, the plans in flight."""
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 
 from services.scheduler.core.block_manager import BlockPool
-from services.scheduler.core.request import Sequence
-from services.scheduler.core.step import StepPlan, WorkerLimits
+from services.scheduler.core.cost import StepTimeModel
+from services.scheduler.core.prefix_cache import block_digests
+from services.scheduler.core.request import DecodeClock, Sequence, Status
+from services.scheduler.core.step import Decodes, StepPlan, WorkerLimits
 
 
 class WorkerState:
     """One worker (model replica) as the scheduler sees it.
 
-    running: sequences that hold blocks here, in the order of admission.
-    decoding, held: the mirror of what the worker believes, from which deltas are made.
+    running: sequences that hold blocks here, by assignment, in the order of admission. Each is in one of
+    prefilling, decoding (one token in every plan, until said otherwise), held (would decode, sits out) or is drained.
+    queue: sequences bound to this worker, preempted here or placed here for its next plan, and the blocks each wants.
+    ended: their worker said so, the journal does not yet.
     """
 
-    def __init__(self, name: str, limits: WorkerLimits) -> None:
+    def __init__(self, name: str, limits: WorkerLimits, caches: bool, on_cache: Callable[[bytes, bool], None]) -> None:
         self.name = name
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks, limits.block_size)
-        self.running: list[Sequence] = []
+        self.caches = caches
+        self.pool = BlockPool(limits.num_blocks, limits.block_size, on_cache)
+        self.host = BlockPool(limits.num_host_blocks, limits.block_size)
+        self.model = StepTimeModel()
+        self.running: dict[int, Sequence] = {}
+        self.prefilling: dict[int, Sequence] = {}
+        self.decoding: dict[int, Sequence] = {}
+        self.held: dict[int, Sequence] = {}
+        self.ended: dict[int, Sequence] = {}
+        self.queue: dict[Sequence, int] = {}
+        self.queued_blocks = 0
+        self.queued_tokens = 0
         self.in_flight: deque[StepPlan] = deque()
-        self.decoding: set[int] = set()
-        self.held: set[int] = set()
-        self.to_release: list[int] = []
+        self.applied = 0
         self.next_plan = 1
+        self.to_release: list[int] = []
+        self.to_hold: set[int] = set()
+        self.to_resume: set[int] = set()
+        self.needs_block: list[Sequence] = []
+        self.num_drained = 0
+        self.tpot_targets: Counter[float] = Counter()
+        self._clock = DecodeClock()
+        self._calendar: dict[int, list[Sequence]] = {}
+        self._positions = 0  # of the decode set, less the clock's count for each member
+        self._decodes: Decodes | None = None
+
+    # -- load
 
     @property
     def num_active(self) -> int:
         """Sequences that still need steps. One whose last token is already planned has left its slot."""
-        return sum(1 for sequence in self.running if sequence.remaining or not sequence.promised)
+        return len(self.running) - self.num_drained
+
+    @property
+    def load(self) -> int:
+        """Sequences that have a slot or are about to."""
+        return len(self.running) - self.num_drained + len(self.queue)
+
+    @property
+    def tpot_target(self) -> float:
+        """The strictest target of those that run here, in seconds; 0 if none has one."""
+        return min((target for target in self.tpot_targets if target), default=0.0)
+
+    @property
+    def attended(self) -> int:
+        """Positions that the decode set attends to in its next step."""
+        return self._positions + len(self.decoding) * (self._clock.count + 1)
+
+    # -- the decode set
+
+    def decodes(self) -> Decodes:
+        """The set as the next plan runs it."""
+        if self._decodes is None:
+            self._decodes = Decodes(tuple(self.decoding.values()), tuple(self.decoding))
+        return self._decodes
+
+    def join(self, sequence: Sequence) -> None:
+        """It decodes on, from the next plan made."""
+        self.prefilling.pop(sequence.sequence_id, None)
+        self.held.pop(sequence.sequence_id, None)
+        if sequence.num_scheduled >= sequence.total_slots:
+            self.drain(sequence)
+            return
+        self.decoding[sequence.sequence_id] = sequence
+        sequence.follow(self._clock)
+        self._positions += sequence.num_scheduled - self._clock.count
+        self._decodes = None
+        self._book(sequence)
+
+    def _book(self, sequence: Sequence) -> None:
+        """Note when its table will be full or its last token planned: nobody looks at it before that."""
+        full = len(sequence.block_table) * self.limits.block_size
+        steps = min(full, sequence.total_slots) - sequence.num_scheduled
+        sequence.due = self._clock.count + steps
+        if steps > 0:
+            self._calendar.setdefault(sequence.due, []).append(sequence)
+        else:
+            self.needs_block.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """It does not decode on, for now."""
+        if self.decoding.pop(sequence.sequence_id, None) is not None:
+            self._positions -= sequence.num_scheduled - self._clock.count
+            sequence.unfollow()
+            self._decodes = None
+
+    def hold(self, sequence: Sequence) -> None:
+        """It sits out until it joins again."""
+        self.leave(sequence)
+        self.held[sequence.sequence_id] = sequence
+
+    def tick(self, plan: int) -> None:
+        """A plan runs the decode set: every member is a token further."""
+        clock = self._clock
+        clock.count += 1
+        clock.last_plan = plan
+        for sequence in self._calendar.pop(clock.count, ()):
+            if sequence.due != clock.count or self.decoding.get(sequence.sequence_id) is not sequence:
+                continue  # it has left meanwhile, and was booked anew if it came back
+            if sequence.num_scheduled >= sequence.total_slots:
+                self.drain(sequence)
+            else:
+                self.needs_block.append(sequence)
+
+    def grown(self, sequence: Sequence) -> None:
+        """A member of the decode set has got blocks."""
+        self._book(sequence)
+
+    def drain(self, sequence: Sequence) -> None:
+        """It needs no more steps, only results."""
+        self.leave(sequence)
+        self.held.pop(sequence.sequence_id, None)
+        self.prefilling.pop(sequence.sequence_id, None)
+        if not sequence.drained:
+            sequence.drained = True
+            self.num_drained += 1
+
+    # -- coming and going
+
+    def enqueue(self, sequence: Sequence, blocks: int) -> None:
+        """It is bound to this worker and waits for its next plan, or for blocks."""
+        self.queue[sequence] = blocks
+        self.queued_blocks += blocks
+        self.queued_tokens += sequence.num_tokens if sequence.status is Status.WAITING else 0
+
+    def dequeue(self, sequence: Sequence) -> None:
+        """It waits here no longer. Call before its status changes."""
+        self.queued_blocks -= self.queue.pop(sequence)
+        self.queued_tokens -= sequence.num_tokens if sequence.status is Status.WAITING else 0
+
+    def enter(self, sequence: Sequence) -> None:
+        """It has a slot here."""
+        self.running[sequence.sequence_id] = sequence
+        self.prefilling[sequence.sequence_id] = sequence
+        self.tpot_targets[sequence.slo.tpot_s] += 1
 
     def forget(self, sequence: Sequence, tell_worker: bool) -> None:
-        """Take the sequence's blocks and slot back."""
-        self.running.remove(sequence)
+        """Take the sequence's blocks and slot back; what it computed stays in the cache as long as nobody needs
+        the room."""
+        self.leave(sequence)
+        del self.running[sequence.sequence_id]
+        self.held.pop(sequence.sequence_id, None)
+        self.prefilling.pop(sequence.sequence_id, None)
+        self.to_hold.discard(sequence.sequence_id)
+        self.to_resume.discard(sequence.sequence_id)
+        self.num_drained -= sequence.drained
+        self.tpot_targets[sequence.slo.tpot_s] -= 1
+        if not self.tpot_targets[sequence.slo.tpot_s]:
+            del self.tpot_targets[sequence.slo.tpot_s]
+        self.cache(sequence)
         self.pool.free(reversed(sequence.block_table))
         sequence.block_table = []
-        self.decoding.discard(sequence.sequence_id)
-        self.held.discard(sequence.sequence_id)
         if tell_worker:
             self.to_release.append(sequence.sequence_id)
+
+    def cache(self, sequence: Sequence) -> None:
+        """Let the prefix cache know the blocks that are full by results already applied."""
+        full = sequence.num_computed // self.limits.block_size
+        if not self.caches or full <= sequence.num_hashed:
+            return
+        digests = block_digests(sequence, self.limits.block_size, full)
+        for index in range(sequence.num_hashed, full):
+            self.pool.remember(sequence.block_table[index], digests[index])
+        sequence.num_hashed = full

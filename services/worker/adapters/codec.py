@@ -1,5 +1,7 @@
 """Protobuf to the worker's records and back."""
 
+from collections.abc import Iterable
+
 from services.common.codec import sampling_from_proto
 from services.common.pb.orca.v1 import common_pb2, worker_pb2
 from services.worker.adapters.publisher import Outcome
@@ -21,11 +23,18 @@ def plan_from_proto(proto: worker_pb2.StepPlan) -> Plan:
         full=proto.full,
         release=tuple(proto.release),
         add=tuple(_new_sequence(new) for new in proto.add),
-        blocks=tuple((grant.sequence_id, tuple(grant.block_ids)) for grant in proto.blocks),
+        blocks=_grants(proto.blocks),
+        copies=tuple((copy.source, copy.target) for copy in proto.copies),
+        swap_out=_grants(proto.swap_out),
+        swap_in=_grants(proto.swap_in),
         chunks=tuple((chunk.sequence_id, chunk.num_tokens) for chunk in proto.chunks),
         hold=tuple(proto.hold),
         resume=tuple(proto.resume),
     )
+
+
+def _grants(grants: Iterable[worker_pb2.BlockGrant]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return tuple((grant.sequence_id, tuple(grant.block_ids)) for grant in grants)
 
 
 def _new_sequence(proto: worker_pb2.NewSequence) -> NewSequence:

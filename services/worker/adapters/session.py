@@ -125,5 +125,7 @@ class SessionServer:
             stages=1,
             shards=1,
             held=held,
+            num_host_blocks=loop.executor.num_host_blocks,
+            swap_s=loop.executor.swap_s,
         )
         return worker_pb2.WorkerMessage(hello=hello)

@@ -2,9 +2,19 @@
 
 import hashlib
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from services.worker.core.plan import BatchRow, NewSequence, Plan, Sampled, SequenceOutput, SequenceState
+from services.worker.core.plan import (
+    BatchRow,
+    BlockCopy,
+    Copy,
+    NewSequence,
+    Plan,
+    Sampled,
+    SequenceOutput,
+    SequenceState,
+    StepInput,
+)
 
 
 class PlanError(Exception):
@@ -14,27 +24,35 @@ class PlanError(Exception):
 class InputBatch:
     """All sequences that this worker knows, and the step to run next."""
 
-    def __init__(self, num_blocks: int, block_size: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, eos_token_ids: Collection[int], num_host_blocks: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self._eos = frozenset(eos_token_ids)
         self.sequences: dict[int, SequenceState] = {}
 
-    def apply(self, plan: Plan) -> list[BatchRow]:
-        """Take over a plan's deltas and list its rows. Raises PlanError."""
+    def apply(self, plan: Plan) -> StepInput:
+        """Take over a plan's deltas; returns the step to run. Raises PlanError."""
         if plan.full:
             self.sequences.clear()
         for sequence_id in plan.release:
             self.drop(sequence_id)
         for new in plan.add:
             self._add(new, plan.epoch)
+        copies = [
+            *(self._swap_out(sequence_id, blocks) for sequence_id, blocks in plan.swap_out),
+            *(self._swap_in(sequence_id, blocks) for sequence_id, blocks in plan.swap_in),
+            self._copy(plan.copies),
+        ]
         for sequence_id, blocks in plan.blocks:
             self._grant(sequence_id, blocks)
         for sequence_id in [s.sequence_id for s in self.sequences.values() if s.ended]:
             self.drop(sequence_id)
         self._set_held(plan.hold, True)
         self._set_held(plan.resume, False)
-        return self._rows(plan)
+        return StepInput(self._rows(plan), [copy for copy in copies if copy.sources])
 
     def drop(self, sequence_id: int) -> None:
         """Forget a sequence; unknown ones too (it may have ended by its own rules)."""
@@ -58,9 +76,43 @@ class InputBatch:
             num_computed=new.num_computed,
         )
 
+    @staticmethod
+    def _check(blocks: Iterable[int], limit: int) -> None:
+        if any(not 0 <= block < limit for block in blocks):
+            raise PlanError(f"block ids {blocks} are not all within the pool of {limit}")
+
+    def _copy(self, pairs: tuple[tuple[int, int], ...]) -> BlockCopy:
+        sources, targets = tuple(source for source, _ in pairs), tuple(target for _, target in pairs)
+        self._check((*sources, *targets), self.num_blocks)
+        return BlockCopy(Copy.WITHIN, sources, targets)
+
+    def _swap_out(self, sequence_id: int, host_blocks: tuple[int, ...]) -> BlockCopy:
+        """The sequence rests, its KV in host memory. One that has ended by its own rules needs no copy."""
+        self._check(host_blocks, self.num_host_blocks)
+        sequence = self.sequences.get(sequence_id)
+        if sequence is None:
+            return BlockCopy(Copy.TO_HOST, (), ())
+        if len(host_blocks) > len(sequence.block_table):
+            raise PlanError(f"{sequence.request_id} has fewer blocks than shall be swapped out")
+        sources = tuple(sequence.block_table[: len(host_blocks)])
+        sequence.block_table, sequence.host_table, sequence.held = [], list(host_blocks), True
+        return BlockCopy(Copy.TO_HOST, sources, host_blocks)
+
+    def _swap_in(self, sequence_id: int, blocks: tuple[int, ...]) -> BlockCopy:
+        """It goes on in other blocks. What it computes next is said by a chunk."""
+        self._check(blocks, self.num_blocks)
+        sequence = self.sequences.get(sequence_id)
+        if sequence is None:
+            return BlockCopy(Copy.TO_DEVICE, (), ())
+        if len(blocks) < len(sequence.host_table):
+            raise PlanError(f"{sequence.request_id} has more blocks in host memory than come back")
+        sources = tuple(sequence.host_table)
+        sequence.block_table, sequence.host_table = list(blocks), []
+        sequence.held = sequence.decoding = False
+        return BlockCopy(Copy.TO_DEVICE, sources, blocks[: len(sources)])
+
     def _grant(self, sequence_id: int, blocks: tuple[int, ...]) -> None:
-        if any(not 0 <= block < self.num_blocks for block in blocks):
-            raise PlanError(f"block ids {blocks} are not all within the pool of {self.num_blocks}")
+        self._check(blocks, self.num_blocks)
         if sequence_id in self.sequences:
             self.sequences[sequence_id].block_table.extend(blocks)
 
@@ -128,7 +180,11 @@ class InputBatch:
 
     def held(self) -> list[tuple[SequenceState, bytes]]:
         """Sequences whose KV is still here, each with the chained hash of its computed blocks."""
-        return [(sequence, self._chained_hash(sequence)) for sequence in list(self.sequences.values())]
+        return [
+            (sequence, self._chained_hash(sequence))
+            for sequence in list(self.sequences.values())
+            if sequence.block_table
+        ]
 
     def _chained_hash(self, sequence: SequenceState) -> bytes:
         digest = b""

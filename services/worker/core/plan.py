@@ -1,6 +1,7 @@
 """The records that a worker receives and gives back."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from services.common.request import SamplingParams
 
@@ -31,6 +32,9 @@ class Plan:
     chunks: tuple[tuple[int, int], ...] = ()
     hold: tuple[int, ...] = ()
     resume: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    swap_out: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    swap_in: tuple[tuple[int, tuple[int, ...]], ...] = ()
     session: int = 0  # which session brought it: nobody else is told its result
 
 
@@ -65,6 +69,7 @@ class SequenceState:
     tokens: list[int]
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    host_table: list[int] = field(default_factory=list)
     decoding: bool = False
     held: bool = False
     # Ended outside the step (stop string, lost fence): it is dropped, and what it still computed is discarded.
@@ -86,6 +91,29 @@ class BatchRow:
     @property
     def samples(self) -> bool:
         return self.start + self.num_tokens == len(self.sequence.tokens)
+
+
+class Copy(Enum):
+    TO_HOST = "to host"
+    WITHIN = "within the device"
+    TO_DEVICE = "to the device"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Blocks copied one to one: sources[i] to targets[i]. No block is both."""
+
+    kind: Copy
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What the executor does for one plan: the copies in this order, then one model call for all rows."""
+
+    rows: list[BatchRow]
+    copies: list[BlockCopy]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from services.worker.core.plan import BatchRow, Sampled, TokenLogprobs
+from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled, TokenLogprobs
 
 
 class FakeExecutor:
@@ -23,6 +23,7 @@ class FakeExecutor:
         step_time_s: float = 0.0,
         salt: int = 0,
         first_token: int = 256,
+        num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -32,7 +33,17 @@ class FakeExecutor:
         self._first_token = min(first_token, vocab_size - 1)  # below are special tokens and bare bytes
         self._step_time_s = step_time_s
         self._salt = salt
+        self.num_host_blocks = num_host_blocks
+        self.swap_s = 0.0
         self._kv = np.full(num_blocks * block_size, -1, dtype=np.int32)
+        self._host = np.full(num_host_blocks * block_size, -1, dtype=np.int32)
+
+    def copy(self, copies: list[BlockCopy]) -> None:
+        kv, host = (pool.reshape(-1, self.block_size) for pool in (self._kv, self._host))
+        pools = {Copy.TO_HOST: (kv, host), Copy.WITHIN: (kv, kv), Copy.TO_DEVICE: (host, kv)}
+        for copy in copies:
+            source, target = pools[copy.kind]
+            target[list(copy.targets)] = source[list(copy.sources)]
 
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
         end = time.monotonic() + self._step_time_s

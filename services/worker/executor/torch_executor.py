@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles
-from services.worker.core.plan import BatchRow, Sampled, SequenceState
+from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled, SequenceState
 from services.worker.model import paged
 from services.worker.model.attention import SequenceSpan, build_tile_groups
 from services.worker.model.linear import pack_linears
@@ -31,7 +32,13 @@ class TorchExecutor:
     """
 
     def __init__(
-        self, files: ModelFiles, dtype: torch.dtype, device: torch.device, num_blocks: int, block_size: int
+        self,
+        files: ModelFiles,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
     ) -> None:
         paged.register()
         self.num_model_calls = 0
@@ -51,12 +58,25 @@ class TorchExecutor:
         layers = int(config.num_hidden_layers)
         block_bytes = 2 * layers * kv_heads * block_size * head_dim * dtype.itemsize
         self.num_blocks = num_blocks or self._default_blocks(block_bytes, files.max_model_len)
+        self.num_host_blocks = num_host_blocks
         self._check_memory(block_bytes)
-        shape = (self.num_blocks, kv_heads, block_size, head_dim)
+        shape = (kv_heads, block_size, head_dim)
         self._caches = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            (
+                torch.zeros((self.num_blocks, *shape), dtype=dtype, device=device),
+                torch.zeros((self.num_blocks, *shape), dtype=dtype, device=device),
+            )
             for _ in range(layers)
         ]
+        pinned = device.type == "cuda"
+        self._host = [
+            (
+                torch.zeros((num_host_blocks, *shape), dtype=dtype, pin_memory=pinned),
+                torch.zeros((num_host_blocks, *shape), dtype=dtype, pin_memory=pinned),
+            )
+            for _ in range(layers if num_host_blocks else 0)
+        ]
+        self.swap_s = self._measure_swap() if num_host_blocks else 0.0
         self.batch_invariant = dtype == torch.float32 and self._make_invariant()
 
     def _default_blocks(self, block_bytes: int, max_model_len: int) -> int:
@@ -65,12 +85,35 @@ class TorchExecutor:
         return max(int(wanted), -(-max_model_len // self.block_size))
 
     def _check_memory(self, block_bytes: int) -> None:
-        needed = self.num_blocks * block_bytes
-        if self._device.type == "cpu" and needed > _available_bytes():
+        needed = ((self.num_blocks if self._device.type == "cpu" else 0) + self.num_host_blocks) * block_bytes
+        if needed > _available_bytes():
             free = _available_bytes()
-            raise ConfigurationError(
-                f"no memory for {self.num_blocks} KV blocks: {needed >> 20} MiB needed, {free >> 20} MiB free"
+            blocks = f"{self.num_blocks} KV blocks" + f" and {self.num_host_blocks} of host memory" * bool(
+                self.num_host_blocks
             )
+            raise ConfigurationError(f"no memory for {blocks}: {needed >> 20} MiB needed, {free >> 20} MiB free")
+
+    @torch.inference_mode()
+    def copy(self, copies: list[BlockCopy]) -> None:
+        for copy in copies:
+            sources, targets = torch.tensor(copy.sources), torch.tensor(copy.targets)
+            for layer, device_kv in enumerate(self._caches):
+                host_kv = self._host[layer] if self._host else device_kv
+                source_kv = host_kv if copy.kind is Copy.TO_DEVICE else device_kv
+                target_kv = host_kv if copy.kind is Copy.TO_HOST else device_kv
+                for source, target in zip(source_kv, target_kv, strict=True):
+                    target[targets.to(target.device)] = source[sources.to(source.device)].to(target.device)
+
+    def _measure_swap(self, rounds: int = 5) -> float:
+        """Seconds to copy one block to host memory: the median of a few, the first left out."""
+        times = []
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            self.copy([BlockCopy(Copy.TO_HOST, (0,), (0,))])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        return sorted(times[1:])[rounds // 2]
 
     @torch.inference_mode()
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:

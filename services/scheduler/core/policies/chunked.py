@@ -2,19 +2,16 @@
 
 from services.scheduler.core.builder import StepBuilder
 from services.scheduler.core.policies import phases
-from services.scheduler.core.step import WorkerLimits
+from services.scheduler.core.policies.base import BatchingPolicy
 
 
-class Chunked:
+class Chunked(BatchingPolicy):
     """Decodes first, then part-done prefills, then new ones, within the token budget."""
 
     name = "chunked"
     uses_budget = True
 
-    def max_in_flight(self, limits: WorkerLimits) -> int:
-        return limits.max_in_flight
-
     def fill(self, step: StepBuilder) -> None:
-        phases.decode(step)
+        step.decode(min(step.limits.max_num_seqs, step.limits.token_budget))
         phases.continue_prefills(step)
         phases.admit(step)

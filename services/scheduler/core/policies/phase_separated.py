@@ -2,20 +2,19 @@
 
 from services.scheduler.core.builder import StepBuilder
 from services.scheduler.core.policies import phases
-from services.scheduler.core.step import WorkerLimits
+from services.scheduler.core.policies.base import BatchingPolicy
 
 
-class PhaseSeparated:
+class PhaseSeparated(BatchingPolicy):
     """New prompts go before decodes, which stall meanwhile; both stay within the token budget."""
 
     name = "phase-separated"
     uses_budget = True
 
-    def max_in_flight(self, limits: WorkerLimits) -> int:
-        return limits.max_in_flight
-
     def fill(self, step: StepBuilder) -> None:
-        phases.continue_prefills(step)
-        phases.admit(step)
-        if not step.num_scheduled:
-            phases.decode(step)
+        if step.has_prefills():
+            step.rest()
+            phases.continue_prefills(step)
+            phases.admit(step)
+        if not step.num_prefills:
+            step.decode(min(step.limits.max_num_seqs, step.limits.token_budget))

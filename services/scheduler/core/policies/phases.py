@@ -1,33 +1,23 @@
-"""What policies that page on demand have in common: the three kinds of work that a step can hold."""
+"""What policies that page on demand have in common."""
 
 from services.scheduler.core.builder import StepBuilder
 
 
-def _has_room(step: StepBuilder) -> bool:
-    return step.budget > 0 and step.num_scheduled < step.limits.max_num_seqs
-
-
-def decode(step: StepBuilder) -> None:
-    """One token of every sequence that decodes; blocks on demand, from the last in order if need be
-    (PagedAttention, SOSP'23, section 4.5)."""
-    for sequence in step.in_order():
-        if sequence.is_decoding and _has_room(step):
-            step.advance(sequence, 1)
-
-
 def continue_prefills(step: StepBuilder) -> None:
     """Go on with prompts that are part done."""
-    for sequence in step.in_order():
-        if sequence.remaining and not sequence.is_decoding and _has_room(step):
-            step.advance(sequence, min(sequence.remaining, step.budget))
+    for sequence in step.prefills():
+        tokens = min(sequence.remaining, step.prefill_budget())
+        if tokens <= 0 or not step.has_slot:
+            return
+        step.advance(sequence, tokens)
 
 
 def admit(step: StepBuilder) -> None:
     """Start waiting sequences, with blocks for the tokens known now; stops at the first that does not fit."""
-    if step.num_preempted:
-        return  # what was just taken must not be given to a newcomer
+    short = step.num_preempted > 0
     for sequence in step.candidates():
-        if not _has_room(step):
-            return
-        if not step.admit(sequence, min(sequence.remaining, step.budget), reserve=sequence.num_tokens):
+        if short and not step.may_displace(sequence):
+            return  # what was just taken must not be given to a newcomer
+        budget = step.prefill_budget()
+        if budget <= 0 or not step.start(sequence, budget, reserve=sequence.num_tokens):
             return

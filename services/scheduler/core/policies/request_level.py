@@ -1,29 +1,32 @@
 """The baseline that every paper compares with: a batch runs until its last member ends."""
 
 from services.scheduler.core.builder import StepBuilder
+from services.scheduler.core.policies.base import BatchingPolicy
+from services.scheduler.core.request import Sequence
 from services.scheduler.core.step import WorkerLimits
 
 
-class RequestLevel:
+class RequestLevel(BatchingPolicy):
     """Nobody joins a batch in progress, and a slot whose request has ended stays empty.
 
-    Blocks for prompt + max_tokens are reserved at the start, so nothing is ever preempted.
+    Blocks for prompt + max_tokens are reserved at the start, so nothing is ever preempted. One batch at a time, also
+    through pipeline stages.
     """
 
     name = "request-level"
-    uses_budget = False
+    reserves = True
+    returns_together = True
 
     def max_in_flight(self, limits: WorkerLimits) -> int:
-        return limits.max_in_flight
+        return 1 if limits.stages > 1 else limits.max_in_flight
+
+    def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
+        return sequence.total_slots
 
     def fill(self, step: StepBuilder) -> None:
         if step.worker.running:
-            for sequence in step.in_order():
-                if sequence.remaining:
-                    step.advance(sequence, sequence.remaining)
+            step.decode(step.limits.max_num_seqs)
             return
         for sequence in step.candidates():
-            if step.num_scheduled == step.limits.max_num_seqs:
-                return
-            if not step.admit(sequence, sequence.remaining, reserve=sequence.total_slots):
+            if not step.start(sequence, sequence.num_tokens, reserve=sequence.total_slots):
                 return

@@ -1,0 +1,60 @@
+"""What identifies a block's content: a hash chained over all tokens before it, salted by tenant and adapter.
+
+SHA-256, because a collision would give one user another's KV. Only full blocks have a digest, and a block gets
+it when the step that filled it has succeeded.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+
+from services.scheduler.core.request import Sequence
+
+
+def block_digests(sequence: Sequence, block_size: int, count: int) -> list[bytes]:
+    """Digests of the sequence's first `count` blocks, which its known tokens must fill. Computed once, kept with it."""
+    if sequence.hash_block_size != block_size:
+        sequence.hashes, sequence.hash_block_size = [], block_size
+    known = sequence.hashes
+    if len(known) < count:
+        digest = known[-1] if known else _root(sequence)
+        for start in range(len(known) * block_size, count * block_size, block_size):
+            content = array("I", sequence.tokens(start, start + block_size)).tobytes()
+            digest = hashlib.sha256(digest + content).digest()
+            known.append(digest)
+    return known if len(known) == count else known[:count]
+
+
+def _root(sequence: Sequence) -> bytes:
+    """What separates tenants and adapters. The lengths keep ("ab", "c") and ("a", "bc") apart."""
+    tenant, adapter = sequence.tenant.encode(), sequence.adapter.encode()
+    return hashlib.sha256(b"%d:%b%d:%b" % (len(tenant), tenant, len(adapter), adapter)).digest()
+
+
+class PrefixIndex:
+    """Which workers hold which cached block, over all workers."""
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, dict[str, None]] = {}
+
+    def change(self, worker: str, digest: bytes, cached: bool) -> None:
+        holders = self._holders.setdefault(digest, {})
+        if cached:
+            holders[worker] = None
+        else:
+            holders.pop(worker, None)
+            if not holders:
+                del self._holders[digest]
+
+    def deepest(self, digests: list[bytes]) -> Iterator[str]:
+        """The workers that hold the longest part of this prefix that anybody holds."""
+        found: dict[str, None] = {}
+        for digest in digests:
+            holders = self._holders.get(digest)
+            if holders is None:
+                break
+            found = holders
+        return iter(found)
+
+    def __len__(self) -> int:
+        return len(self._holders)
