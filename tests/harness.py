@@ -67,6 +67,10 @@ class LocalWorker:
         return StepOutput(plan, tuple(self.batch.finish_step(rows, sampled)), 0, 0, 0, num_rows)
 
 
+def record_name(request_id: str, choice: int) -> str:
+    return f"{request_id}/{choice}" if choice else request_id
+
+
 class LocalSystem:
     """A scheduler and its workers, stepped by hand."""
 
@@ -103,15 +107,22 @@ class LocalSystem:
         self.generated: dict[str, Generated] = {}
         self.batch_sizes: list[int] = []
         self._params: dict[str, SamplingParams] = {}
-        self._sequences: dict[str, CoreSequence] = {}
+        self._sequences: dict[tuple[str, int], CoreSequence] = {}
 
-    def submit(self, name: str, prompt: Sequence[int], params: SamplingParams) -> None:
-        sequence = CoreSequence(name, 0, list(prompt), params.max_tokens, len(self._params))
-        assert self.core.can_ever_fit(sequence)
+    def submit(
+        self, name: str, prompt: Sequence[int], params: SamplingParams, n: int = 1, tenant: str = "", priority: int = 0
+    ) -> None:
+        """A request with n choices; the record of choice c > 0 is called name/c."""
+        arrival = len(self._params)
+        choices = [
+            CoreSequence(name, choice, list(prompt), params.max_tokens, arrival, tenant, priority)
+            for choice in range(n)
+        ]
+        assert all(self.core.can_ever_fit(sequence) for sequence in choices)
         self._params[name] = params
-        self._sequences[name] = sequence
-        self.generated[name] = Generated()
-        self.core.add([sequence])
+        self._sequences |= {(name, sequence.choice): sequence for sequence in choices}
+        self.generated |= {record_name(name, sequence.choice): Generated() for sequence in choices}
+        self.core.add(choices)
 
     def step(self) -> bool:
         """Every worker plans as deep as it may and runs its oldest plan. False when nothing is left to do."""
@@ -121,7 +132,8 @@ class LocalSystem:
                 invariants.check_plan(self.core, plan)
                 worker.receive(plan, self._params)
             for sequence in self.core.take_moving():  # the journal is what has been recorded
-                self.core.resume(sequence, self.generated[sequence.request_id].tokens)
+                record = self.generated[record_name(sequence.request_id, sequence.choice)]
+                self.core.resume(sequence, record.tokens)
             output = worker.run_next()
             if output is not None:
                 moved = True
@@ -133,9 +145,10 @@ class LocalSystem:
         if output.outputs:
             self.batch_sizes.append(len(output.outputs))
         for item in output.outputs:
-            stale = self._sequences[item.sequence.request_id].sequence_id != item.sequence.sequence_id
+            key = (item.sequence.request_id, item.sequence.choice)
+            stale = self._sequences[key].sequence_id != item.sequence.sequence_id
             if not stale and (item.token_ids or item.finish_reason):
-                record = self.generated[item.sequence.request_id]
+                record = self.generated[record_name(*key)]
                 assert item.index == len(record.tokens), "a token lost or doubled"
                 record.tokens += item.token_ids
                 record.logprobs += item.logprobs

@@ -22,7 +22,7 @@ def files() -> ModelFiles:
 
 @pytest.fixture(scope="session")
 def executor(files: ModelFiles) -> TorchExecutor:
-    made = TorchExecutor(files, torch.float32, torch.device("cpu"), 1200, 16)
+    made = TorchExecutor(files, torch.float32, torch.device("cpu"), 1200, 16, num_host_blocks=64)
     assert made.batch_invariant
     return made
 

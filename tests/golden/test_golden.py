@@ -12,6 +12,9 @@ import torch
 
 from services.common.models.resolve import ModelFiles
 from services.common.request import SamplingParams
+from services.scheduler.core.order import ORDER_POLICIES
+from services.scheduler.core.policies import BATCHING_POLICIES
+from services.worker.core.plan import BlockCopy, Copy
 from services.worker.executor.torch_executor import TorchExecutor
 from tests.golden.conftest import FULL_TOKENS, NUM_TOKENS
 from tests.harness import Generated, LocalSystem
@@ -24,14 +27,30 @@ CLOSE = 1e-3
 class SmallPool:
     """The same executor, of which the scheduler is shown fewer blocks."""
 
-    def __init__(self, executor: TorchExecutor, first: int, num_blocks: int) -> None:
+    def __init__(self, executor: TorchExecutor, first: int, num_blocks: int, num_host_blocks: int = 0) -> None:
         self._executor = executor
         self._first = first
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.block_size = executor.block_size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
+
+    def copy(self, copies: list[BlockCopy]) -> None:
+        def shifted(blocks: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(block + self._first for block in blocks)
+
+        self._executor.copy(
+            [
+                BlockCopy(
+                    copy.kind,
+                    copy.sources if copy.kind is Copy.TO_DEVICE else shifted(copy.sources),
+                    copy.targets if copy.kind is Copy.TO_HOST else shifted(copy.targets),
+                )
+                for copy in copies
+            ]
+        )
 
     def execute(self, rows: list[Any], banned: list[list[int]]) -> list[Any]:
         tables = [row.sequence.block_table for row in rows]
@@ -76,7 +95,7 @@ def alone(executor: TorchExecutor, prompts: Prompts) -> dict[str, Generated]:
     """Every prompt by itself, greedy and sampled."""
     out = {}
     for name, index, sampled in names(prompts):
-        system = LocalSystem([executor])
+        system = LocalSystem([executor], prefix_cache=False)
         system.submit(name, prompts[index], params(index, sampled))
         out |= system.run()
     return out
@@ -140,7 +159,7 @@ def test_equals_transformers_generate(
     assert len(close) <= max(1, compared // 1000)
 
 
-@pytest.mark.parametrize("policy", ["request-level", "orca", "chunked"])
+@pytest.mark.parametrize("policy", sorted(BATCHING_POLICIES))
 def test_all_at_once(
     executor: TorchExecutor,
     prompts: Prompts,
@@ -172,6 +191,49 @@ def test_with_preemptions(executor: TorchExecutor, prompts: Prompts, alone: dict
     system = LocalSystem([pool], headroom=0)
     compare(staggered(system, prompts, names(prompts)), alone)
     assert system.core.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("order", sorted(ORDER_POLICIES))
+def test_every_order(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated], order: str) -> None:
+    """Two tenants and three priorities in a pool that is too small: who waits and gives way differs, no text does."""
+    longest = max(map(len, prompts)) + NUM_TOKENS
+    system = LocalSystem([SmallPool(executor, 100, longest // 16 + 4)], order=order, headroom=0)
+    which = some(prompts)
+    for number, (name, index, sampled) in enumerate(which):
+        system.submit(name, prompts[index], params(index, sampled), tenant="ab"[number % 2], priority=number % 3)
+        system.step()
+    compare(system.run(), only(which, alone))
+    assert system.core.counters.preemptions > 0
+
+
+def test_swapped_to_host_memory_and_back(
+    executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]
+) -> None:
+    longest = max(map(len, prompts)) + NUM_TOKENS
+    pool = SmallPool(executor, 100, longest // 16 + 4, num_host_blocks=executor.num_host_blocks)
+    system = LocalSystem([pool], headroom=0, prefix_cache=False)
+    compare(staggered(system, prompts, names(prompts)), alone)
+    assert system.core.counters.swaps > 0
+
+
+def test_shared_prompts(executor: TorchExecutor, prompts: Prompts) -> None:
+    """Three choices of every prompt, each prompt asked for twice: shared, copied on write, found in the cache; the
+    same as if everyone had computed it all."""
+
+    def run(prefix_cache: bool) -> tuple[LocalSystem, dict[str, Generated]]:
+        system = LocalSystem([executor], prefix_cache=prefix_cache)
+        for again in range(2):
+            for _, index, _ in some(prompts)[1::2]:
+                system.submit(f"{index}-{again}", prompts[index], params(index, sampled=True), n=3)
+            system.run()
+        return system, system.generated
+
+    system, shared = run(prefix_cache=True)
+    _, apart = run(prefix_cache=False)
+    compare(shared, apart)
+    assert system.core.counters.hit_tokens > sum(map(len, prompts)) / 2
+    assert system.workers["w0"].num_copied > 0
+    assert any(shared[f"{i}-0"].tokens != shared[f"{i}-0/1"].tokens for _, i, _ in some(prompts)[1::2])
 
 
 def test_two_workers(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated]) -> None:

@@ -20,6 +20,7 @@ from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.api import sse
 from services.router.api.body import read_json
+from services.router.api.caller import Caller, caller
 from services.router.api.errors import from_validation
 from services.router.api.format import ChatFormatter, CompletionFormatter, Formatter
 from services.router.api.generation import Generation
@@ -106,13 +107,17 @@ def _bias(bias: dict[str, float], limits: FleetLimits) -> dict[int, float]:
     return out
 
 
-def _generate_request(body: SamplingFields, prompts: list[list[int]], params: SamplingParams) -> GenerateRequest:
+def _generate_request(
+    body: SamplingFields, prompts: list[list[int]], params: SamplingParams, asker: Caller
+) -> GenerateRequest:
     return GenerateRequest(
         request_id=uuid.uuid4().hex,
         model=body.model,
         prompts=tuple(map(tuple, prompts)),
         params=params,
         n=body.n or 1,
+        tenant=asker.tenant,
+        priority=asker.priority,
     )
 
 
@@ -171,6 +176,7 @@ def build(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Any:
         received = time.monotonic()
+        asker = caller(request)
         body = await service.parse(request, ChatRequest)
         limits = require(service.backend.limits)
         prompt = await _chat_prompt(service, body, limits)
@@ -178,7 +184,7 @@ def build(service: Service) -> APIRouter:
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         most = output_limit(limits, len(prompt), asked, "messages", name)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        generate = _generate_request(body, [prompt], sampling(body, most, logprobs, limits))
+        generate = _generate_request(body, [prompt], sampling(body, most, logprobs, limits), asker)
         formatter = ChatFormatter(
             f"chatcmpl-{generate.request_id}", int(time.time()), body.model, service.table, logprobs is not None
         )
@@ -187,11 +193,12 @@ def build(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Any:
         received = time.monotonic()
+        asker = caller(request)
         body = await service.parse(request, CompletionRequest)
         limits = require(service.backend.limits)
         prompts = await _completion_prompts(service, body, limits)
         most = min(output_limit(limits, len(prompt), body.max_tokens, "prompt") for prompt in prompts)
-        generate = _generate_request(body, prompts, sampling(body, most, body.logprobs, limits))
+        generate = _generate_request(body, prompts, sampling(body, most, body.logprobs, limits), asker)
         formatter = CompletionFormatter(
             f"cmpl-{generate.request_id}", int(time.time()), body.model, service.table, body.logprobs is not None
         )
