@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml
 	@echo "orca: making $(VENV) and installing packages (some minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch==2.13.0 | $(SHOW_PACKAGES)
-	@$(PIP) -e '.[worker,protos,dev]' | $(SHOW_PACKAGES)
+	@$(PIP) -e '.[worker,simulator,protos,dev]' | $(SHOW_PACKAGES)
 	@touch $@
 
 protos: $(PB)/.ready

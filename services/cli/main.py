@@ -8,6 +8,10 @@ COMMANDS = {
     "up": ("services.cli.up", "a whole system on this machine: Valkey, scheduler, workers, router"),
     "router": ("services.router.main", "one router: the HTTP front"),
     "scheduler": ("services.scheduler.main", "one scheduler: decides every iteration"),
+    "simulate": (
+        "services.simulator.main",
+        "the scheduler on a virtual clock: capacity, policies, papers",
+    ),
     "worker": ("services.worker.main", "one worker: a model replica"),
 }
 

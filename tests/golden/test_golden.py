@@ -203,7 +203,7 @@ def test_every_order(executor: TorchExecutor, prompts: Prompts, alone: dict[str,
         system.submit(name, prompts[index], params(index, sampled), tenant="ab"[number % 2], priority=number % 3)
         system.step()
     compare(system.run(), only(which, alone))
-    assert system.core.counters.preemptions > 0
+    assert max(system.batch_sizes) > 3
 
 
 def test_swapped_to_host_memory_and_back(

@@ -9,7 +9,7 @@ from services.scheduler.adapters.codec import result_from_proto
 from services.scheduler.core import invariants
 from services.scheduler.core.request import FinishReason, Sequence, Slo, Status
 from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
-from services.scheduler.core.step import Features, StepResult
+from services.scheduler.core.step import StepResult
 from services.worker.adapters.codec import result_to_proto
 from services.worker.core.plan import BatchRow, SequenceState
 from services.worker.executor.fake import FakeExecutor
@@ -231,7 +231,3 @@ class Fleet:
                 self.result(name, rng)
         invariants.check_idle(self.scheduler)
         assert not any(worker.batch.sequences for worker in self.workers.values()), "a worker holds on to a sequence"
-
-
-def features(tokens: int, sequences: int, attended: int) -> Features:
-    return Features(tokens, sequences, attended)

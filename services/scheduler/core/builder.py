@@ -36,6 +36,7 @@ class StepBuilder:
         self._explain = explain
         self._prefill_tokens = 0
         self._attended = 0
+        self._context = 0
         self._prefills: list[Scheduled] = []
         self._added: list[Scheduled] = []
         self._granted: dict[int, list[int]] = {}
@@ -77,7 +78,7 @@ class StepBuilder:
         target = worker.tpot_target * SLO_MARGIN
         if not target or not worker.decoding or not worker.model.num_observed or self.budget <= 0:
             return self.budget
-        decodes = Features(len(worker.decoding), len(worker.decoding), worker.attended)
+        decodes = Features(len(worker.decoding), len(worker.decoding), worker.attended, worker.attended)
         context = worker.attended // len(worker.decoding)
         allowed = max(worker.model.budget(target, decodes, context), self.limits.block_size)
         return min(self.budget, allowed - self._prefill_tokens)
@@ -348,7 +349,8 @@ class StepBuilder:
             features=Features(
                 len(decodes.ids) + self._prefill_tokens,
                 self.num_scheduled,
-                (worker.attended if decodes.ids else 0) + self._attended,
+                worker.attended + self._attended,
+                worker.attended + self._context,
             ),
             add=tuple(self._added),
             blocks=tuple((sequence_id, tuple(blocks)) for sequence_id, blocks in self._granted.items()),
@@ -395,6 +397,7 @@ class StepBuilder:
         sequence.schedule(num_tokens, self.worker.next_plan)
         self._prefill_tokens += num_tokens
         self._attended += num_tokens * (2 * start + num_tokens + 1) // 2
+        self._context += start + num_tokens
         self._prefills.append(item)
         self._kept.add(sequence.sequence_id)
         return item

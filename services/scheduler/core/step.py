@@ -54,11 +54,13 @@ class Decodes(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a step's duration depends on. attended: sum over its tokens of the positions each attends to."""
+    """What a step's duration depends on. attended: sum over its tokens of the positions each attends to (arithmetic);
+    context: sum over its sequences of the positions whose KV is read (memory)."""
 
     tokens: int
     sequences: int
     attended: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)

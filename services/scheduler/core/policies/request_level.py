@@ -6,14 +6,14 @@ from services.scheduler.core.request import Sequence
 from services.scheduler.core.step import WorkerLimits
 
 
-class RequestLevel(BatchingPolicy):
-    """Nobody joins a batch in progress, and a slot whose request has ended stays empty.
+class RequestLevelPacked(BatchingPolicy):
+    """Nobody joins a batch in progress, and a slot whose request has ended stays empty; a prompt is one chunk.
 
     Blocks for prompt + max_tokens are reserved at the start, so nothing is ever preempted. One batch at a time, also
     through pipeline stages.
     """
 
-    name = "request-level"
+    name = "request-level-packed"
     reserves = True
     returns_together = True
 
@@ -25,8 +25,33 @@ class RequestLevel(BatchingPolicy):
 
     def fill(self, step: StepBuilder) -> None:
         if step.worker.running:
-            step.decode(step.limits.max_num_seqs)
+            self.go_on(step)
             return
-        for sequence in step.candidates():
-            if not step.start(sequence, sequence.num_tokens, reserve=sequence.total_slots):
+        candidates = list(step.candidates())[: step.limits.max_num_seqs]
+        chunk = self.first_chunk(candidates)
+        for sequence in candidates:
+            if not step.start(sequence, chunk, reserve=sequence.total_slots):
                 return
+
+    def first_chunk(self, candidates: list[Sequence]) -> int:
+        """Tokens of each prompt in the batch's first step."""
+        return max((sequence.num_tokens for sequence in candidates), default=0)
+
+    def go_on(self, step: StepBuilder) -> None:
+        step.decode(step.limits.max_num_seqs)
+
+
+class RequestLevel(RequestLevelPacked):
+    """As FasterTransformer does it in Orca's evaluation (OSDI'22, section 6.2): the first step takes all prompts as if
+    they had the length of the shortest; the rest of the longer ones goes in token by token, beside the others' decodes.
+    """
+
+    name = "request-level"
+
+    def first_chunk(self, candidates: list[Sequence]) -> int:
+        return min((sequence.num_tokens for sequence in candidates), default=0)
+
+    def go_on(self, step: StepBuilder) -> None:
+        step.decode(step.limits.max_num_seqs)
+        for sequence in step.prefills():
+            step.advance(sequence, 1)
