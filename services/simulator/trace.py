@@ -135,7 +135,9 @@ def synthetic(
     name: str, rate: float, count: int, seed: int, burstiness: float = 1.0, tenants: Sequence[Tenant] = ()
 ) -> list[Arrival]:
     """`count` requests at `rate` per second. Gaps are gamma-distributed, `burstiness` is their coefficient of
-    variation: 1 is Poisson, more is bursts. The same seed gives the same requests at every rate. Raises ConfigurationError."""
+    variation: 1 is Poisson, more is bursts. The same seed gives the same requests at every rate.
+
+    Raises ConfigurationError."""
     lengths = lengths_of(name)
     rng = random.Random(seed)
     shape = 1.0 / burstiness**2

@@ -197,13 +197,12 @@ def test_with_preemptions(executor: TorchExecutor, prompts: Prompts, alone: dict
 def test_every_order(executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated], order: str) -> None:
     """Two tenants and three priorities in a pool that is too small: who waits and gives way differs, no text does."""
     longest = max(map(len, prompts)) + NUM_TOKENS
-    system = LocalSystem([SmallPool(executor, 100, longest // 16 + 4)], order=order, headroom=0)
+    system = LocalSystem([SmallPool(executor, 100, longest // 16 + 1)], order=order, headroom=0)
     which = some(prompts)
     for number, (name, index, sampled) in enumerate(which):
         system.submit(name, prompts[index], params(index, sampled), tenant="ab"[number % 2], priority=number % 3)
-        system.step()
     compare(system.run(), only(which, alone))
-    assert max(system.batch_sizes) > 3
+    assert system.core.counters.preemptions > 0
 
 
 def test_swapped_to_host_memory_and_back(
