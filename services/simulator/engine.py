@@ -97,6 +97,8 @@ class Simulation:
         for index in range(cluster.workers):
             self._core.add_worker(f"worker-{index}", cluster.limits)
         self._stage_free = {name: [0.0] * cluster.limits.stages for name in self._core.workers}
+        # Nobody asks the core's own model of step time otherwise.
+        self._learns = bool(cluster.slo.tpot_s or cluster.limits.num_host_blocks or cluster.workers > 1)
         self._together = self._core.batching.returns_together
         self._unreturned: dict[str, list[Served]] = {name: [] for name in self._core.workers}
         self._served = {str(index): Served(arrival) for index, arrival in enumerate(arrivals)}
@@ -208,7 +210,8 @@ class Simulation:
                 self._first_token(now, item.sequence)
                 if len(item.sequence.output) + 1 == item.sequence.expected_output:
                     finished[item.sequence_id] = FinishReason.STOP
-        result = StepResult(plan.number, tokens, finished, self._cluster.cost.stage_s(plan.features))
+        seconds = self._cluster.cost.stage_s(plan.features) if self._learns else 0.0
+        result = StepResult(plan.number, tokens, finished, seconds)
         for sequence in self._core.apply(name, result):
             self._finish(now, name, sequence)
         if self._core.order.counts_service:

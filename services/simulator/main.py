@@ -24,11 +24,12 @@ from services.simulator.engine import Cluster
 from services.simulator.metrics import Measures
 from services.simulator.presets import PRESETS, Preset
 from services.simulator.settings import SimulateSettings
-from services.simulator.study import Study, Within
+from services.simulator.study import Load, Study, Within
 from services.simulator.trace import Arrival
 
 DEFAULT_PRESET = Preset("", "llama3-8b", "h100", policies=("chunked",), trace="chat")
 DEFAULT_BATCH = 256
+MIN_REQUESTS = 20
 GANTT_ITERATIONS = 60
 SWEEP = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
 
@@ -115,21 +116,21 @@ class Plan:
             return [(name, settings.rate or rate) for name, rate in preset.workloads]
         return [(settings.trace or preset.trace, settings.rate)]
 
-    def load(self, name: str) -> tuple[Callable[[float], Sequence[Arrival]], float]:
+    def load(self, name: str) -> tuple[Load, float]:
         """Arrivals at a rate, and the rate to run at where none is given."""
         settings = self.settings
         if Path(name).is_file():
             recorded = trace.read_jsonl(Path(name))
             own = trace.rate_of(recorded)
-            return lambda rate: trace.scaled(recorded, rate) if rate != own else recorded, own
+            return lambda rate, seed: trace.scaled(recorded, rate) if rate != own else recorded, own
         trace.lengths_of(name)
         tenants = trace.tenants_of(settings.tenants)
 
-        def arrivals(rate: float) -> Sequence[Arrival]:
+        def arrivals(rate: float, seed: int) -> Sequence[Arrival]:
             count = settings.requests or self.preset.requests
             if self.preset.duration_s and not settings.requests:
-                count = round(rate * self.preset.duration_s)
-            return trace.synthetic(name, rate, count, settings.seed, settings.burstiness, tenants)
+                count = min(count, max(MIN_REQUESTS, round(rate * self.preset.duration_s)))
+            return trace.synthetic(name, rate, count, settings.seed + seed, settings.burstiness, tenants)
 
         return arrivals, 1.0
 
@@ -147,7 +148,8 @@ class Plan:
                     group = group if len(workloads) == 1 else f"{group}/{name}"
                     for size in self._batch_sizes(policy):
                         cluster = self._cluster(policy, order, size)
-                        study = Study(cluster, load, settings.short_tokens, self._on_run)
+                        seeds = range(1 if Path(name).is_file() else preset.seeds)
+                        study = Study(cluster, load, seeds, settings.short_tokens, self._on_run)
                         out.append(Variant(group, study, name, given or usual))
         return out
 
@@ -194,8 +196,9 @@ def answer(plan: Plan, variant: Variant) -> Measures:
         return base | {"workers": workers, "rate": variant.rate} | found
     base |= {"workers": study.cluster.workers}
     if plan.searches_rate:
-        rate, found = study.highest_rate(plan.within(), start=0.1)
-        return base | {"rate": rate, "req_s_at_target": rate, "peak_req_s": study.peak()} | found
+        peak = study.peak()
+        rate, found = study.highest_rate(plan.within(), start=peak)
+        return base | {"rate": rate, "req_s_at_target": rate, "peak_req_s": peak} | found
     _, found = study.run(variant.rate)
     return base | {"rate": variant.rate} | found
 

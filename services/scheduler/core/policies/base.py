@@ -23,6 +23,10 @@ class BatchingPolicy:
         # Through pipeline stages, one batch each; on one stage a plan waits there while another runs.
         return limits.stages if limits.stages > 1 else limits.max_in_flight
 
+    def accepts(self, running: int) -> bool:
+        """True if a worker with so many running sequences takes new ones."""
+        return True
+
     def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
         """KV slots that a sequence gets when it starts."""
         return sequence.num_tokens

@@ -20,6 +20,9 @@ class RequestLevelPacked(BatchingPolicy):
     def max_in_flight(self, limits: WorkerLimits) -> int:
         return 1 if limits.stages > 1 else limits.max_in_flight
 
+    def accepts(self, running: int) -> bool:
+        return running == 0
+
     def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
         return sequence.total_slots
 
