@@ -94,6 +94,10 @@ class Placement:
         else:
             candidates = [worker for worker in self._holders(sequence) if self.has_room(sequence, worker)]
             candidates += self.loads.least(1, lambda worker: self.has_room(sequence, worker))
+            if sequence.adapter:
+                candidates += self.loads.least(
+                    1, lambda worker: sequence.adapter in worker.limits.adapters and self.has_room(sequence, worker)
+                )
         return min(candidates, key=lambda worker: (self.cost(sequence, worker), worker.name), default=None)
 
     def has_room(self, sequence: Sequence, worker: WorkerState) -> bool:
