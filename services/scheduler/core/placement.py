@@ -103,7 +103,7 @@ class Placement:
     def has_room(self, sequence: Sequence, worker: WorkerState) -> bool:
         """Filter: the worker could start it in its next plan, as far as is known now."""
         limits = worker.limits
-        if worker.load >= limits.max_active or not self._batching.accepts(len(worker.running)):
+        if worker.declined or worker.load >= limits.max_active or not self._batching.accepts(len(worker.running)):
             return False
         if not can_ever_fit(sequence, worker):
             return False

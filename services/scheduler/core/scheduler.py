@@ -245,10 +245,12 @@ class Scheduler:
             and leader.num_computed < leader.num_prompt_tokens
         )
 
-    def _return_unplaced(self, worker: WorkerState) -> None:
-        """What could not start is for anybody again."""
-        for sequence in [s for s in worker.queue if s.status is Status.WAITING]:
+    def _return_unplaced(self, worker: WorkerState) -> bool:
+        """What could not start is for anybody again. True if there was any."""
+        unplaced = [sequence for sequence in worker.queue if sequence.status is Status.WAITING]
+        for sequence in unplaced:
             self._unbind(worker, sequence)
+        return bool(unplaced)
 
     def _unbind(self, worker: WorkerState, sequence: Sequence) -> None:
         worker.dequeue(sequence)
@@ -269,6 +271,7 @@ class Scheduler:
 
     def _has_room(self, worker: WorkerState) -> None:
         """A worker may have more room than before."""
+        worker.declined = False
         self._roomier[worker.name] = worker
         self.awake[worker.name] = None
         self._placement.loads.changed(worker)
@@ -305,9 +308,9 @@ class Scheduler:
             self._move(worker)
         step = StepBuilder(worker, self.order, self._next_id, self._placement.spare, self.explain)
         self.batching.fill(step)
-        if worker.queue:
-            self._return_unplaced(worker)
+        returned = self._return_unplaced(worker) if worker.queue else False
         plan = step.build()
+        worker.declined = returned and plan is None
         self.counters.preemptions += step.num_preempted
         self.counters.swaps += step.num_swapped
         self.counters.hit_tokens += step.num_hit_tokens
@@ -329,6 +332,7 @@ class Scheduler:
             raise OutOfOrder(f"{worker_name}: result {result.number} is not the next one")
         plan = worker.in_flight.popleft()
         worker.applied = plan.number
+        worker.declined = False
         self.awake[worker_name] = None
         tokens = result.tokens
         # The loop that every token passes: what is not plain goes elsewhere.

@@ -42,6 +42,8 @@ class WorkerState:
         self.to_resume: set[int] = set()
         self.needs_block: list[Sequence] = []
         self.num_drained = 0
+        # It was given sequences and started none: it is not asked again before something has changed here.
+        self.declined = False
         self.tpot_targets: Counter[float] = Counter()
         self._clock = DecodeClock()
         self._calendar: dict[int, list[Sequence]] = {}

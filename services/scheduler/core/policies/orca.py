@@ -1,5 +1,6 @@
 """Orca's own policy (OSDI'22, Algorithm 1), and how much memory it reserves for a request."""
 
+from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.builder import StepBuilder
 from services.scheduler.core.policies.base import BatchingPolicy
 from services.scheduler.core.request import Sequence
@@ -31,31 +32,46 @@ class Orca(BatchingPolicy):
                 return
 
 
-class OrcaMax(Orca):
-    """Reserves the model's maximum for every request, as the vLLM paper's "Orca (Max)" (SOSP'23, section 6.1)."""
+class Buddy(Orca):
+    """Orca as the vLLM paper measures it (SOSP'23, section 6.1): memory from a buddy allocator, in powers of two."""
+
+    def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
+        tokens = sequence.num_prompt_tokens + self.output_room(sequence, limits)
+        blocks = blocks_for(min(tokens, limits.max_model_len), limits.block_size)
+        return min(1 << (blocks - 1).bit_length(), limits.num_blocks) * limits.block_size
+
+    def output_room(self, sequence: Sequence, limits: WorkerLimits) -> int:
+        """Tokens of output that are reserved."""
+        raise NotImplementedError
+
+
+class OrcaMax(Buddy):
+    """The model's maximum for every request: "Orca (Max)"."""
 
     name = "orca-max"
 
-    def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
-        return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+    def output_room(self, sequence: Sequence, limits: WorkerLimits) -> int:
+        return limits.max_model_len
 
 
-class OrcaPow2(Orca):
-    """Reserves the output's next power of two: at most twice what is needed ("Orca (Pow2)", section 6.1)."""
+class OrcaPow2(Buddy):
+    """The output's next power of two, at most twice what is needed: "Orca (Pow2)"."""
 
     name = "orca-pow2"
 
-    def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
-        output = sequence.expected_output or sequence.max_tokens
-        room = min(limits.max_model_len, limits.num_blocks * limits.block_size)
-        return min(room, sequence.num_prompt_tokens + (1 << (output - 1).bit_length()))
+    def output_room(self, sequence: Sequence, limits: WorkerLimits) -> int:
+        return 1 << (expected(sequence) - 1).bit_length()
 
 
-class OrcaOracle(Orca):
-    """Reserves exactly what will be needed, where that is known: in a simulator ("Orca (Oracle)", section 6.1).
-    A real system knows max_tokens, and no more."""
+class OrcaOracle(Buddy):
+    """Exactly what will be needed: "Orca (Oracle)"."""
 
     name = "orca-oracle"
 
-    def reserve(self, sequence: Sequence, limits: WorkerLimits) -> int:
-        return sequence.num_prompt_tokens + (sequence.expected_output or sequence.max_tokens) - 1
+    def output_room(self, sequence: Sequence, limits: WorkerLimits) -> int:
+        return expected(sequence)
+
+
+def expected(sequence: Sequence) -> int:
+    """Tokens that it will generate, where that is known: in a simulator. A real system knows max_tokens, no more."""
+    return sequence.expected_output or sequence.max_tokens
