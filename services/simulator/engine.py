@@ -2,17 +2,18 @@
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from services.scheduler.core.explain import Explain
-from services.scheduler.core.order import ORDER_POLICIES
+from services.scheduler.core.order import ORDER_POLICIES, Fair
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import FinishReason, Slo
 from services.scheduler.core.request import Sequence as CoreSequence
 from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
 from services.scheduler.core.step import StepPlan, StepResult, WorkerLimits
 from services.simulator.costs import CostModel
+from services.simulator.fairness import FairnessMeter
 from services.simulator.trace import Arrival
 
 TOKEN = 0
@@ -72,7 +73,7 @@ class Outcome:
     moves: int = 0
     hit_tokens: int = 0
     gantt: list[Iteration] = field(default_factory=list)
-    service: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    fairness: FairnessMeter | None = None
     explain: Explain | None = None
 
 
@@ -105,6 +106,10 @@ class Simulation:
         self._events: list[tuple[float, int, str, StepPlan | None]] = []
         self._order = count()
         self._outcome = Outcome(list(self._served.values()))
+        if self._core.order.counts_service:
+            longest = max((arrival.prompt_tokens for arrival in arrivals), default=0)
+            memory = cluster.workers * cluster.limits.num_blocks * cluster.limits.block_size
+            self._outcome.fairness = FairnessMeter(longest, memory)
         self._gantt = gantt
         self._progress = progress
         self._num_done = 0
@@ -136,7 +141,7 @@ class Simulation:
             tenant=arrival.tenant,
             priority=arrival.priority,
             arrived_s=arrival.arrival_s,
-            slo=self._cluster.slo,
+            slo=replace(self._cluster.slo, ttft_s=arrival.ttft_s) if arrival.ttft_s else self._cluster.slo,
             expected_output=arrival.output_tokens,
         )
         if room < 1 or not self._core.can_ever_fit(sequence):
@@ -214,8 +219,8 @@ class Simulation:
         result = StepResult(plan.number, tokens, finished, seconds)
         for sequence in self._core.apply(name, result):
             self._finish(now, name, sequence)
-        if self._core.order.counts_service:
-            self._outcome.service.append((now, dict(self._core.order.counters)))  # type: ignore[attr-defined]
+        if self._outcome.fairness and isinstance(self._core.order, Fair):
+            self._outcome.fairness.observe(self._core.waiting.flows, self._core.order.counters)
         worker = self._core.workers[name]
         if self._together and not worker.running:
             for served in self._unreturned[name]:

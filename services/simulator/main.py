@@ -276,6 +276,12 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
     for row in rows(result["results"]):
         table.add_row(*row)
     console.print(table)
+    for name, found in result["results"].items():
+        if "fairness" in found:
+            widest, bound = found["fairness"]["widest"], found["fairness"]["bound"]
+            console.print(
+                f"{name}: service of two backlogged tenants differed by {widest:.0f} at most (bound {bound:.0f})"
+            )
     if result["target_ms"]:
         for name, found in result["results"].items():
             if "req_s_at_target" in found:

@@ -89,6 +89,8 @@ def measures(outcome: Outcome, slo: Slo, short_tokens: int = 0) -> Measures:
         result["tenants"] = {
             tenant: spreads([one for one in done if one.arrival.tenant == tenant], slo, duration) for tenant in tenants
         }
+    if outcome.fairness:
+        result["fairness"] = {"widest": outcome.fairness.widest, "bound": outcome.fairness.bound}
     if short_tokens:
         short = [one for one in done if one.arrival.output_tokens <= short_tokens]
         result["short"] = spreads(short, slo, duration)

@@ -21,7 +21,7 @@ class SimulateSettings(BaseSettings):
     rate: float = Field(0.0, ge=0, le=1e6, description="requests per second; 0: as recorded, or 1")
     requests: int = Field(0, ge=0, le=10_000_000, description="length of a synthetic trace; 0: the preset's, or 1000")
     burstiness: float = Field(1.0, gt=0, le=100, description="variation of the gaps: 1 is Poisson, more is bursts")
-    tenants: str = Field("", description="NAME=SHARE[:PRIORITY],...: whose requests they are")
+    tenants: str = Field("", description="NAME=SHARE[:PRIORITY[:TTFT_MS]],...: whose requests they are")
     seed: int = Field(0, ge=0, description="of everything that is drawn")
     workers: int = Field(1, ge=1, le=4096, description="model replicas")
     model: str = Field("", description=f"a config.json, or {', '.join(MODELS)}")

@@ -16,7 +16,7 @@ from services.common.errors import ConfigurationError
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One request. arrival_s: seconds from the start. prompt: its token ids, or None where only the length matters;
-    prefix: number of the shared prefix that it begins with, and how long that is."""
+    prefix: number of the shared prefix that it begins with, and how long that is. ttft_s: its own target, 0 is none."""
 
     arrival_s: float
     prompt_tokens: int
@@ -27,6 +27,7 @@ class Arrival:
     prompt: tuple[int, ...] | None = None
     prefix: int | None = None
     prefix_tokens: int = 0
+    ttft_s: float = 0.0
 
 
 Lengths = Callable[[random.Random], tuple[int, int]]
@@ -108,24 +109,25 @@ def lengths_of(name: str) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's share of the arrivals, and its priority."""
+    """A tenant's share of the arrivals, its priority, and its own target for the first token (0 is the common one)."""
 
     name: str
     share: float
     priority: int = 0
+    ttft_ms: float = 0.0
 
 
 def tenants_of(text: str) -> list[Tenant]:
-    """NAME=SHARE[:PRIORITY],... Raises ConfigurationError."""
+    """NAME=SHARE[:PRIORITY[:TTFT_MS]],... Raises ConfigurationError."""
     out = []
     for part in filter(None, text.split(",")):
         name, _, rest = part.partition("=")
-        share, _, priority = rest.partition(":")
+        share, priority, ttft_ms, *more = (*rest.split(":"), "", "")
         try:
-            tenant = Tenant(name.strip(), float(share), int(priority or 0))
+            tenant = Tenant(name.strip(), float(share), int(priority or 0), float(ttft_ms or 0))
         except ValueError:
-            raise ConfigurationError(f"--tenants: {part!r} is not NAME=SHARE[:PRIORITY]") from None
-        if not tenant.name or not 0 < tenant.share < math.inf:
+            raise ConfigurationError(f"--tenants: {part!r} is not NAME=SHARE[:PRIORITY[:TTFT_MS]]") from None
+        if any(more) or not tenant.name or not 0 < tenant.share < math.inf or not 0 <= tenant.ttft_ms < math.inf:
             raise ConfigurationError(f"--tenants: {part!r} needs a name and a share above 0")
         out.append(tenant)
     return out or [Tenant("", 1.0)]
@@ -148,7 +150,7 @@ def synthetic(
         now += rng.gammavariate(shape, 1.0 / shape) / rate
         prompt, output = lengths(rng)
         tenant = rng.choices(tenants, weights)[0]
-        arrival = Arrival(now, prompt, output, tenant.name, tenant.priority)
+        arrival = Arrival(now, prompt, output, tenant.name, tenant.priority, ttft_s=tenant.ttft_ms / 1000)
         if name == "shared-prefix":
             arrival = replace(arrival, prefix=rng.randrange(NUM_PREFIXES), prefix_tokens=SHARED_PREFIX_TOKENS)
         out.append(arrival)
