@@ -10,7 +10,7 @@ PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
 .PHONY: setup protos run test test-golden check-exact lint types imports check bench-pipeline bench-disconnect \
-        bench-scheduler test-nightly clean
+        bench-scheduler paper-plots test-nightly clean
 
 setup: $(VENV)/.ready protos
 
@@ -72,6 +72,9 @@ $(VLLM_VENV)/.ready:
 
 bench-scheduler: setup $(VLLM_VENV)/.ready
 	@$(BIN)/python -m loadtest.scheduler --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
+
+paper-plots: setup
+	@$(BIN)/python -m loadtest.paper_plots
 
 # The property tests with 5,000 random runs and 20,000 steps per policy and order.
 test-nightly: setup
