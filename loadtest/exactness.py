@@ -1,9 +1,9 @@
 """Are texts and log-probabilities bit-equal over HTTP, whatever the batch? On the real weights, in float32.
 
-`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system; then together, with staggered arrivals,
-under each policy, with two workers, with a pool so small that sequences are preempted, and with prefill in chunks of
-16. Prints a line per system; exit code 1 if any differs or the small pool never preempted. Takes about ten minutes on
-two cores.
+`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system without prefix cache; then together, with staggered
+arrivals, under each policy and order, with two workers, with a pool so small that sequences are preempted (and swapped),
+and with prefill in chunks of 16. Prints a line per system; exit code 1 if any differs or the small pool never preempted.
+Takes about twenty minutes on two cores.
 """
 
 import argparse
@@ -17,17 +17,20 @@ from typing import Any
 import httpx
 
 from loadtest.up import Up
+from services.scheduler.core.order import ORDER_POLICIES
+from services.scheduler.core.policies import BATCHING_POLICIES
 from tests.golden.prompts import CHAT, RAW
 
 MODEL = "smollm2-135m"
 SMALL_POOL = ["--kv-blocks", "42"]
 SYSTEMS: list[list[str]] = [
+    ["--no-prefix-cache"],
     [],
-    ["--policy", "request-level"],
-    ["--policy", "orca"],
-    ["--policy", "phase-separated"],
+    *(["--policy", policy] for policy in BATCHING_POLICIES if policy != "chunked"),
+    *(["--order", order] for order in ORDER_POLICIES if order != "fcfs"),
     ["--workers", "2"],
     SMALL_POOL,
+    [*SMALL_POOL, "--host-blocks", "64"],
     ["--token-budget", "16", "--max-num-seqs", "8"],
 ]
 Answer = tuple[str, list[float]]
@@ -81,15 +84,16 @@ def main() -> int:
             if not want:
                 want = asyncio.run(one_by_one(up.url, options.tokens))
             got = asyncio.run(together(up.url, options.tokens))
-            preemptions = up.metrics()["orca_preemptions_total"]
+            metrics = up.metrics()
+            preemptions, swaps = metrics["orca_preemptions_total"], metrics["orca_swaps_total"]
         wrong = [index for index, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
         differing += len(wrong)
-        if flags == SMALL_POOL and not preemptions:
+        if SMALL_POOL[0] in flags and not preemptions:
             print("the small pool preempted nothing: give it more tokens", flush=True)
             differing += 1
         verdict = "bit-equal" if not wrong else f"DIFFERENT: {wrong}"
         print(
-            f"{' '.join(flags) or 'defaults':<40} {len(got)} answers {verdict}, {preemptions:.0f} preemptions",
+            f"{' '.join(flags) or 'defaults':<40} {len(got)} answers {verdict}, {preemptions:.0f} preemptions, {swaps:.0f} swaps",
             flush=True,
         )
     return 1 if differing else 0

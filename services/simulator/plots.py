@@ -45,6 +45,10 @@ def latency_plot(curves: Sequence[Curve], target_ms: float) -> str:
         axes.axhline(target_ms, linestyle="--", linewidth=1, color="#777", label=f"target {target_ms:g} ms")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+        axis.set_tick_params(which="both", labelsize=7)
     axes.set_xlabel("requests per second")
     axes.set_ylabel("median normalised latency, ms per token")
     axes.grid(True, which="both", alpha=0.25)
