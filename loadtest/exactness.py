@@ -1,9 +1,9 @@
 """Are texts and log-probabilities bit-equal over HTTP, whatever the batch? On the real weights, in float32.
 
-`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system without prefix cache; then together, with staggered
-arrivals, under each policy and order, with two workers, with a pool so small that sequences are preempted (and swapped),
-and with prefill in chunks of 16. Prints a line per system; exit code 1 if any differs or the small pool never preempted.
-Takes about twenty minutes on two cores.
+`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system without prefix cache; then together, with
+staggered arrivals, under each policy and order, with two workers, with a pool so small that sequences are preempted (and
+swapped), and with prefill in chunks of 16. Prints a line per system; exit code 1 if any differs or the small pool never
+preempted. Takes about twenty minutes on two cores.
 """
 
 import argparse
@@ -92,10 +92,8 @@ def main() -> int:
             print("the small pool preempted nothing: give it more tokens", flush=True)
             differing += 1
         verdict = "bit-equal" if not wrong else f"DIFFERENT: {wrong}"
-        print(
-            f"{' '.join(flags) or 'defaults':<40} {len(got)} answers {verdict}, {preemptions:.0f} preemptions, {swaps:.0f} swaps",
-            flush=True,
-        )
+        counts = f"{preemptions:.0f} preemptions, {swaps:.0f} swaps"
+        print(f"{' '.join(flags) or 'defaults':<40} {len(got)} answers {verdict}, {counts}", flush=True)
     return 1 if differing else 0
 
 
