@@ -1,9 +1,9 @@
 """Are texts and log-probabilities bit-equal over HTTP, whatever the batch? On the real weights, in float32.
 
-`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system without prefix cache; then together, with
-staggered arrivals, under each policy and order, with two workers, with a pool so small that sequences are preempted (and
-swapped), and with prefill in chunks of 16. Prints a line per system; exit code 1 if any differs or the small pool never
-preempted. Takes about twenty minutes on two cores.
+`make check-exact`: 24 prompts, greedy and seeded, one by one on a fresh system without prefix cache; then together,
+with staggered arrivals, under each policy and order, with two workers, with a pool so small that sequences are
+preempted (and swapped), and with prefill in chunks of 16. Prints a line per system; exit code 1 if any differs or the
+small pool never preempted. Takes about twenty minutes on two cores.
 """
 
 import argparse
