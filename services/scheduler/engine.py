@@ -255,6 +255,8 @@ class Engine:
             self._end(request_id, FinishReason.ERROR)
         elif fence.aborted:
             self.on_abort(request_id)
+        elif self.fleet_known:
+            self._end_if_impossible(request_id)
 
     # -- plans
 

@@ -199,6 +199,8 @@ def read_jsonl(path: Path) -> list[Arrival]:
         raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or 'no text file'}") from None
     if not out:
         raise ConfigurationError(f"{path}: no requests in it")
+    start = min(arrival.arrival_s for arrival in out)
+    out = [replace(arrival, arrival_s=arrival.arrival_s - start) for arrival in out]
     return sorted(out, key=lambda arrival: arrival.arrival_s)
 
 

@@ -130,6 +130,18 @@ class Fleet:
         self.workers[name].receive(plan, self.params)
         return True
 
+    def pump(self) -> None:
+        """Plans for whoever can take some, as the engine does it. Must come to an end."""
+        core = self.scheduler
+        core.place()
+        for _ in range(1000):
+            if not core.awake:
+                return
+            name, _ = core.awake.popitem()
+            while self.plan(name):
+                self.check()
+        raise AssertionError("the pump does not end")
+
     def result(self, name: str, rng: random.Random) -> bool:
         worker = self.workers[name]
         output = worker.run_next()
@@ -217,11 +229,12 @@ class Fleet:
             self.recover(rng)
             moved = False
             for name in self.scheduler.workers:
-                moved |= self.plan(name)
+                self.pump()
                 self.check()
                 moved |= self.result(name, rng)
                 self.check()
             self.acknowledge()
+            self.pump()
             if not self.live and not any(w.in_flight for w in self.scheduler.workers.values()):
                 break
             assert moved or self.recovering, "something waits or runs, but no step was made"

@@ -61,6 +61,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def result(self, index: int) -> None:
         self.fleet.result(self._name(index), self.rng)
 
+    @rule()
+    def pump(self) -> None:
+        self.fleet.pump()
+
     @rule(steps=st.integers(1, 12))
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -127,8 +131,10 @@ def long_run(fleet: Fleet, steps: int, seed: int) -> None:
             fleet.lose(name)
         elif action < 0.2:
             fleet.recover(rng)
-        elif action < 0.6:
+        elif action < 0.5:
             fleet.plan(name)
+        elif action < 0.6:
+            fleet.pump()
         else:
             fleet.result(name, rng)
         fleet.check()

@@ -182,3 +182,76 @@ def test_service_is_charged_once_however_often_it_is_computed() -> None:
     assert {name: core.order.counters[name] for name in "ab"} == dict.fromkeys(
         "ab", 8 * INPUT_WEIGHT + 20 * OUTPUT_WEIGHT
     )
+
+
+def pump(core: Scheduler) -> None:
+    """As the engine does it. Must come to an end."""
+    core.place()
+    for _ in range(100):
+        if not core.awake:
+            return
+        name, _ = core.awake.popitem()
+        while core.schedule(name) is not None:
+            pass
+        invariants.check(core)
+    raise AssertionError("the pump does not end")
+
+
+def test_who_outranks_one_but_needs_the_blocks_of_another_waits_in_peace() -> None:
+    core = builders.scheduler(order="priority", num_blocks=8)
+    core.add([sequence("high", 1, prompt=16, max_tokens=4, priority=5)])
+    core.add([sequence("low", 2, max_tokens=4)])
+    pump(core)
+    core.add([sequence("middle", 3, prompt=20, max_tokens=4, priority=1)])
+    while core.workers["w0"].in_flight:
+        for ended in core.apply("w0", builders.outcome(core.workers["w0"].in_flight[0])):
+            core.finish(ended, FinishReason.LENGTH, tell_worker=False)
+        pump(core)
+    invariants.check_idle(core)
+
+
+def test_displacing_counts_what_is_really_freed() -> None:
+    """The whole pool for one that could not start beside anybody, and blocks that only the victims share."""
+    core = builders.scheduler(order="priority", num_blocks=16, max_in_flight=1, max_model_len=64)
+    core.add([replace(sequence("low", 0, prompt=33, max_tokens=8), choice=choice) for choice in range(2)])
+    for _ in range(3):
+        step(core)
+    assert core.num_running == 2
+    high = sequence("high", 9, prompt=58, max_tokens=6, priority=1)
+    core.add([high])
+    step(core)
+    assert high.status is Status.RUNNING
+
+
+def test_displacing_takes_no_more_than_it_needs_where_a_prefix_is_cached() -> None:
+    core = builders.scheduler(order="priority", num_blocks=20, max_in_flight=1)
+    shared = sequence("shared", 0, prompt=40, max_tokens=20, priority=5)
+    core.add([shared])
+    for index in range(2):
+        core.add([sequence(f"low{index}", index + 1, prompt=8, max_tokens=20)])
+    for _ in range(3):
+        step(core)
+    high = replace(sequence("high", 9, max_tokens=2, priority=5), prompt=(*shared.prompt, 1))
+    core.add([high])
+    step(core)
+    assert high.status is Status.RUNNING
+    assert core.counters.preemptions <= 1
+
+
+def test_an_aborted_start_costs_a_tenant_nothing_and_work_done_is_not_refunded() -> None:
+    core = builders.scheduler(order="fair", max_in_flight=1)
+    assert isinstance(core.order, Fair)
+    started = sequence("started", 0, prompt=8, tenant="a")
+    core.add([started])
+    step(core)
+    core.suspend(started)
+    core.resume(started, [])
+    core.place()
+    core.abort("started")
+    assert core.order.counters["a"] >= 8 * INPUT_WEIGHT
+    never = sequence("never", 1, prompt=8, tenant="b")
+    before = core.order.counters["b"]
+    core.add([never])
+    core.place()
+    core.abort("never")
+    assert core.order.counters["b"] <= max(before, core.order.counters["a"])

@@ -169,3 +169,34 @@ def test_explain_tells_why_and_is_bounded() -> None:
     assert any(d.reason is Reason.NO_WORKER for d in core.explain.of("later"))
     drain(core)
     assert len(core.explain.decisions) <= 50
+
+
+def test_moves_under_way_are_counted_so_that_they_do_not_overshoot() -> None:
+    """Redis is slow: nobody arrives for a while, and no more leave than should."""
+    core = builders.scheduler(workers=1, num_blocks=400, max_num_seqs=16, token_budget=64)
+    for index in range(12):
+        core.add([builders.sequence(f"r{index}", 4, 120, index)])
+    for _ in range(4):
+        tick(core)
+    core.add_worker("w1", builders.limits(num_blocks=400, max_num_seqs=16, token_budget=64))
+    moving = []
+    for _ in range(12):
+        while core.schedule("w0") is not None:
+            pass
+        moving += core.take_moving()
+        core.apply("w0", builders.outcome(core.workers["w0"].in_flight[0]))
+    assert 2 <= len(moving) <= 6
+    for sequence in moving:
+        core.resume(sequence, sequence.output)
+    drain(core)
+    assert max(sequence.num_moves for sequence in moving) == 1
+
+
+def test_what_fits_nowhere_is_in_nobody_s_way() -> None:
+    core = builders.scheduler(num_blocks=8, block_size=4)
+    core.add([builders.sequence("huge", 40, 40, 0)])
+    core.add([builders.sequence("small", 4, 2, 1)])
+    tick(core)
+    assert [s.request_id for s in core.workers["w0"].running.values()] == ["small"]
+    core.abort("huge")
+    drain(core)

@@ -1,12 +1,15 @@
 """Writes what was served as a trace that `orca simulate` reads: lengths and times, never text."""
 
 import json
+import logging
 from contextlib import ExitStack
 from typing import Any, TextIO
 
 from services.common.errors import ConfigurationError
 from services.scheduler.core.step import Features
 from services.scheduler.engine import Record
+
+log = logging.getLogger(__name__)
 
 
 class TraceRecorder:
@@ -16,7 +19,6 @@ class TraceRecorder:
         self._files = ExitStack()
         self._requests = self._open(requests, "record")
         self._steps = self._open(steps, "record-steps")
-        self._started: float | None = None
 
     def _open(self, path: str, flag: str) -> TextIO | None:
         if not path:
@@ -28,26 +30,30 @@ class TraceRecorder:
             raise ConfigurationError(f"--{flag} {path}: {error.strerror}") from None
 
     def request(self, record: Record) -> None:
-        """A line per choice; arrivals count from the first that is written."""
+        """A line per choice. Arrivals are absolute, so that a trace goes on after a restart."""
         for sequence in record.sequences:
-            if self._started is None:
-                self._started = sequence.arrived_s
             line = {
-                "arrival": round(sequence.arrived_s - self._started, 3),
+                "arrival": round(sequence.arrived_s, 3),
                 "prompt_tokens": sequence.num_prompt_tokens,
                 "output_tokens": len(sequence.output),
                 "tenant": sequence.tenant,
                 "priority": sequence.priority,
             }
-            self._write(self._requests, line)
+            self._requests = self._write(self._requests, line)
 
     def step(self, worker: str, features: Features, seconds: float) -> None:
-        self._write(self._steps, {"worker": worker, **features._asdict(), "seconds": seconds})
+        self._steps = self._write(self._steps, {"worker": worker, **features._asdict(), "seconds": seconds})
 
     @staticmethod
-    def _write(file: TextIO | None, line: dict[str, Any]) -> None:
-        if file:
-            file.write(json.dumps(line) + "\n")
+    def _write(file: TextIO | None, line: dict[str, Any]) -> TextIO | None:
+        """Returns where to write the next line; None when the disk is full: serving matters more than recording."""
+        try:
+            if file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            log.error("recording ends: %s", error)
+            return None
+        return file
 
     def close(self) -> None:
         self._files.close()

@@ -1,5 +1,6 @@
 """Builds one step plan: the vocabulary in which batching policies speak."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from services.scheduler.core.block_manager import blocks_for
@@ -22,7 +23,7 @@ class StepBuilder:
         worker: WorkerState,
         order: OrderPolicy,
         next_id: Callable[[], int],
-        spare: Callable[[WorkerState], int],
+        spare: Callable[[WorkerState, int], int],
         explain: Explain | None = None,
     ) -> None:
         self.worker = worker
@@ -201,7 +202,7 @@ class StepBuilder:
         assert granted, "free blocks were counted"
         self._copy_tail(sequence)
         self.num_hit_tokens += sequence.num_computed
-        sequence.moving_to = None
+        sequence.refundable = False
         self._note(sequence, Reason.ADMITTED, f"{sequence.num_computed} tokens from the cache")
         computed = sequence.num_computed
         self._added.append(self._schedule(sequence, min(budget, sequence.remaining), computed))
@@ -243,13 +244,13 @@ class StepBuilder:
         """Running sequences may want blocks soon; an empty worker holds nothing back."""
         pool = self.worker.pool
         needed = blocks_for(reserve, self.limits.block_size) - len(hits) + pool.num_idle(hits)
-        return pool.num_free - needed >= self._spare(self.worker)
+        return pool.num_free - needed >= self._spare(self.worker, 0)
 
     def _swap_back(self, sequence: Sequence, budget: int) -> bool:
         """Bring a sequence back from host memory, where its KV is whole."""
         worker, size = self.worker, self.limits.block_size
         needed = blocks_for(max(sequence.num_tokens, sequence.num_scheduled + 1), size)
-        if worker.pool.num_free - needed < self._spare(worker):
+        if worker.pool.num_free - needed < self._spare(worker, 0):
             self._note(sequence, Reason.NO_BLOCKS)
             return False
         blocks = worker.pool.allocate(needed)
@@ -304,33 +305,40 @@ class StepBuilder:
         self._swap_out.append((sequence.sequence_id, tuple(host)))
 
     def _make_room(self, sequence: Sequence, reserve: int) -> bool:
-        """Preempt running sequences that the order says must give way to a waiting one, the last in order first.
-        False, and nothing changed, if that would not be enough."""
+        """Preempt running sequences that the order says must give way to a waiting one, the last in order first, and no
+        more than it takes. False, and nothing changed, if all of them would not be enough."""
         worker, order = self.worker, self._order
         victims = sorted(
             (s for i, s in worker.running.items() if i not in self._kept and order.outranks(sequence, s)),
             key=order.urgency,
             reverse=True,
         )
-        free = worker.pool.num_free
-        needed = blocks_for(reserve, self.limits.block_size)
-        active = worker.num_active
+        hits = self._find_prefix(sequence)
         chosen: list[Sequence] = []
-        for victim in victims:
-            if free - needed >= self._spare(worker) and active < self.limits.max_active and self._has_slot_but(chosen):
-                break
-            chosen.append(victim)
-            free += sum(worker.pool.ref_cnt(block) == 1 for block in victim.block_table)
-            active -= not victim.drained
-        if free - needed < self._spare(worker) or active >= self.limits.max_active or not self._has_slot_but(chosen):
-            return False
+        while not self._fits_without(chosen, hits, reserve):
+            if len(chosen) == len(victims):
+                return False
+            chosen.append(victims[len(chosen)])
+        for victim in reversed(list(chosen)):  # one may have been in vain: the next had what was missing
+            rest = [other for other in chosen if other is not victim]
+            if self._fits_without(rest, hits, reserve):
+                chosen = rest
         for victim in chosen:
             self.preempt(victim, f"{sequence.request_id} comes first")
         return bool(chosen)
 
-    def _has_slot_but(self, victims: list[Sequence]) -> bool:
-        gone = sum(victim.sequence_id in self.worker.decoding for victim in victims)
-        return self.num_scheduled - gone < self.limits.max_num_seqs
+    def _fits_without(self, victims: list[Sequence], hits: list[int], reserve: int) -> bool:
+        """Would there be a slot and the blocks, if these sequences were gone?"""
+        worker, pool = self.worker, self.worker.pool
+        decoding = sum(victim.sequence_id in worker.decoding for victim in victims)
+        active = worker.num_active - sum(not victim.drained for victim in victims)
+        if self.num_scheduled - decoding >= self.limits.max_num_seqs or active >= self.limits.max_active:
+            return False
+        given_up = Counter(block for victim in victims for block in victim.block_table)
+        free = pool.num_free + sum(pool.ref_cnt(block) == count for block, count in given_up.items())
+        idle_hits = sum(pool.ref_cnt(block) == given_up[block] for block in hits)
+        needed = blocks_for(reserve, self.limits.block_size) - len(hits) + idle_hits
+        return free - needed >= self._spare(worker, len(victims))
 
     # -- the plan
 

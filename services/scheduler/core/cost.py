@@ -12,8 +12,10 @@ SCALE = (1.0, 1 / 256, 1 / 64, 1 / 65536)
 PRIOR_S = (0.005, 0.020, 0.002, 0.001)
 PRIOR_WEIGHT = 0.1
 FORGETTING = 0.995
-# A result that is this many times what was foreseen is a pause of the machine, not a property of the step.
+# A result that is this many times what was foreseen is a pause of the machine, not a property of the step; but several
+# in a row are no accident.
 OUTLIER = 20.0
+MAX_OUTLIERS = 2
 
 
 class StepTimeModel:
@@ -21,13 +23,16 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self.num_observed = 0
+        self._outliers = 0
         self._theta = list(PRIOR_S)
         self._covariance = [[(1.0 / PRIOR_WEIGHT) * (row == column) for column in range(4)] for row in range(4)]
 
     def observe(self, features: Features, seconds: float) -> None:
         """A step with these features took so long."""
-        if self.num_observed > 8 and seconds > OUTLIER * self.predict(features):
+        if self.num_observed > 8 and seconds > OUTLIER * self.predict(features) and self._outliers < MAX_OUTLIERS:
+            self._outliers += 1
             return
+        self._outliers = 0
         x = _scaled(features)
         covariance = self._covariance
         px = [sum(p * v for p, v in zip(row, x, strict=True)) for row in covariance]

@@ -105,6 +105,8 @@ def check_idle(scheduler: Scheduler) -> None:
         assert not worker.decoding
         assert not worker.held
         assert not worker.ended
+        assert not worker.incoming
+        assert worker.load == 0
         assert worker.attended == 0
         assert not worker.to_hold
         assert not worker.to_resume

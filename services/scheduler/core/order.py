@@ -1,7 +1,7 @@
 """Order policies: who comes first, and so who is the victim (the last) when blocks run out."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from services.scheduler.core.request import Sequence
 
@@ -10,6 +10,7 @@ Key = tuple[float, ...]
 # What a token of input and of output costs a tenant (VTC, OSDI'24, section 3.1).
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
+MAX_TENANTS = 10_000
 
 
 class OrderPolicy:
@@ -41,7 +42,7 @@ class OrderPolicy:
         """True if `running` should give way to `waiting`. Must be a strict order, or the two would take turns."""
         return False
 
-    def on_enter(self, flow: str, others: Iterable[str]) -> None:
+    def on_enter(self, flow: str, others: Collection[str]) -> None:
         """A flow that had nothing waiting has something now; `others` have too."""
 
     def on_leave(self, flow: str) -> None:
@@ -109,8 +110,11 @@ class Fair(OrderPolicy):
     def rank(self, flow: str) -> float:
         return self.counters[flow]
 
-    def on_enter(self, flow: str, others: Iterable[str]) -> None:
+    def on_enter(self, flow: str, others: Collection[str]) -> None:
         least = min((self.counters[other] for other in others), default=self.counters[self._last_left])
+        if len(self.counters) > MAX_TENANTS:
+            # Whoever has been served less than the least would be lifted to it anyway on coming back.
+            self.counters = defaultdict(float, {k: v for k, v in self.counters.items() if v > least or k in others})
         self.counters[flow] = max(self.counters[flow], least)
 
     def on_leave(self, flow: str) -> None:
@@ -119,12 +123,12 @@ class Fair(OrderPolicy):
     def on_selected(self, sequence: Sequence) -> None:
         # What is computed again after a preemption, a move or a crash is our cost, not service.
         if not sequence.charged:
-            sequence.charged = True
+            sequence.charged = sequence.refundable = True
             self.counters[sequence.tenant] += INPUT_WEIGHT * sequence.num_prompt_tokens
 
     def on_returned(self, sequence: Sequence) -> None:
-        if not sequence.output:
-            sequence.charged = False
+        if sequence.refundable:
+            sequence.charged = sequence.refundable = False
             self.counters[sequence.tenant] -= INPUT_WEIGHT * sequence.num_prompt_tokens
 
     def on_tokens(self, tokens: Mapping[str, int]) -> None:

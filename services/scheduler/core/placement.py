@@ -103,7 +103,11 @@ class Placement:
     def has_room(self, sequence: Sequence, worker: WorkerState) -> bool:
         """Filter: the worker could start it in its next plan, as far as is known now."""
         limits = worker.limits
-        if worker.declined or worker.load >= limits.max_active or not self._batching.accepts(len(worker.running)):
+        if (
+            worker.declined
+            or worker.load - (sequence in worker.incoming) >= limits.max_active
+            or not self._batching.accepts(len(worker.running))
+        ):
             return False
         if not can_ever_fit(sequence, worker):
             return False
@@ -119,12 +123,13 @@ class Placement:
         new = needed - len(hits) + worker.pool.num_idle(hits)
         return bool(hits) and worker.pool.num_free - worker.queued_blocks - new >= self.spare(worker)
 
-    def spare(self, worker: WorkerState) -> int:
+    def spare(self, worker: WorkerState, leaving: int = 0) -> int:
         """Blocks that an admission leaves free: running sequences may want them soon; an empty worker holds nothing
-        back."""
-        if self._batching.reserves or not worker.running:
+        back. leaving: running sequences that are about to give way."""
+        running = len(worker.running) - leaving
+        if self._batching.reserves or not running:
             return 0
-        return max(int(worker.limits.num_blocks * self._watermark), len(worker.running) * self._headroom)
+        return max(int(worker.limits.num_blocks * self._watermark), running * self._headroom)
 
     def cost(self, sequence: Sequence, worker: WorkerState) -> int:
         """Score, in tokens to compute: less is better."""

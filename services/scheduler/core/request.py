@@ -85,6 +85,7 @@ class Sequence:
     num_preemptions: int = 0
     num_moves: int = 0
     charged: bool = False  # its prompt has been counted as service to its tenant
+    refundable: bool = False  # so far for a start that has not happened
     drained: bool = False  # needs no more steps, only the results of those planned
     moving_to: str | None = None
     block_table: list[int] = field(default_factory=list)

@@ -161,8 +161,17 @@ class Scheduler:
         sequence.move_to(Status.FINISHED)
         sequence.finish_reason = sequence.finish_reason or reason
 
+    def _end_move(self, sequence: Sequence) -> None:
+        """It has arrived, somewhere, or will not."""
+        target = self.workers.get(sequence.moving_to or "")
+        sequence.moving_to = None
+        if target is not None:
+            target.incoming.pop(sequence, None)
+            self._placement.loads.changed(target)
+
     def _leave(self, sequence: Sequence, tell_worker: bool) -> None:
         """Take a sequence out of wherever it is: its worker's blocks, or a queue."""
+        self._end_move(sequence)
         worker = self.workers.get(sequence.worker or "")
         if worker is None:
             if sequence.status is Status.WAITING:
@@ -207,6 +216,10 @@ class Scheduler:
                 later.append(sequence)
                 continue
             worker = self._find_room(sequence)
+            if worker is None and not self.can_ever_fit(sequence):
+                self.waiting.remove(sequence)  # it waits for another worker, or for its end: in nobody's way
+                later.append(sequence)
+                continue
             if worker is None:
                 self._note(sequence, Reason.NO_WORKER)
                 break
@@ -214,9 +227,10 @@ class Scheduler:
             self._bind(sequence, worker)
         for sequence in later:
             self.waiting.add(sequence, returned=True)
-            self._note(sequence, Reason.PROMPT_SHARED)
+            self._note(sequence, Reason.PROMPT_SHARED if self._waits_for_leader(sequence) else Reason.NO_WORKER)
 
     def _bind(self, sequence: Sequence, worker: WorkerState) -> None:
+        self._end_move(sequence)
         sequence.worker = worker.name
         self.order.on_selected(sequence)
         slots = self.batching.reserve(sequence, worker.limits)
@@ -264,6 +278,8 @@ class Scheduler:
         sequence = self.waiting.first()
         if sequence is None or sequence is not self._blocked or not placement.can_ever_fit(sequence, worker):
             return
+        if worker.declined or not self.batching.accepts(len(worker.running)):
+            return
         if any(self.order.outranks(sequence, running) for running in worker.running.values()):
             self.waiting.remove(sequence)
             self._blocked = None
@@ -286,6 +302,8 @@ class Scheduler:
         self.suspend(sequence)
         sequence.num_moves += 1
         sequence.moving_to = target.name
+        target.incoming[sequence] = None
+        self._placement.loads.changed(target)
         self.counters.moves += 1
         self.moving.append(sequence)
 
@@ -310,7 +328,7 @@ class Scheduler:
         self.batching.fill(step)
         returned = self._return_unplaced(worker) if worker.queue else False
         plan = step.build()
-        worker.declined = returned and plan is None
+        worker.declined = plan is None and (returned or worker.declined)
         self.counters.preemptions += step.num_preempted
         self.counters.swaps += step.num_swapped
         self.counters.hit_tokens += step.num_hit_tokens
@@ -352,6 +370,7 @@ class Scheduler:
             worker.model.observe(plan.features, result.seconds)
         if self.order.counts_service:
             self.order.on_tokens(self._served(plan, result))
+        self._placement.loads.changed(worker)
         return self._end(worker, plan, result) if result.finished else []
 
     def _apply_one(self, worker: WorkerState, item: Scheduled, result: StepResult) -> None:

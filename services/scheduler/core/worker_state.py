@@ -34,6 +34,7 @@ class WorkerState:
         self.queue: dict[Sequence, int] = {}
         self.queued_blocks = 0
         self.queued_tokens = 0
+        self.incoming: dict[Sequence, None] = {}  # moving here, and not yet arrived
         self.in_flight: deque[StepPlan] = deque()
         self.applied = 0
         self.next_plan = 1
@@ -60,7 +61,7 @@ class WorkerState:
     @property
     def load(self) -> int:
         """Sequences that have a slot or are about to."""
-        return len(self.running) - self.num_drained + len(self.queue)
+        return len(self.running) - self.num_drained + len(self.queue) + len(self.incoming)
 
     @property
     def tpot_target(self) -> float:

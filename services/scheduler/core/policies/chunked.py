@@ -12,6 +12,6 @@ class Chunked(BatchingPolicy):
     uses_budget = True
 
     def fill(self, step: StepBuilder) -> None:
-        step.decode(min(step.limits.max_num_seqs, step.limits.token_budget))
+        step.decode(phases.decode_limit(step))
         phases.continue_prefills(step)
         phases.admit(step)

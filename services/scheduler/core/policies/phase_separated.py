@@ -17,4 +17,4 @@ class PhaseSeparated(BatchingPolicy):
             phases.continue_prefills(step)
             phases.admit(step)
         if not step.num_prefills:
-            step.decode(min(step.limits.max_num_seqs, step.limits.token_budget))
+            step.decode(phases.decode_limit(step))

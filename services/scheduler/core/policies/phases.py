@@ -3,6 +3,12 @@
 from services.scheduler.core.builder import StepBuilder
 
 
+def decode_limit(step: StepBuilder) -> int:
+    """Sequences that may decode. If others have prompts to compute, a token of the budget is left for them."""
+    left = step.limits.token_budget - step.has_prefills()
+    return max(1, min(step.limits.max_num_seqs, left))
+
+
 def continue_prefills(step: StepBuilder) -> None:
     """Go on with prompts that are part done."""
     for sequence in step.prefills():
