@@ -74,15 +74,15 @@ async def test_a_high_priority_request_overtakes_what_waits_and_what_runs(tmp_pa
 
 async def test_what_is_preempted_moves_to_the_worker_that_has_room(tmp_path: Path) -> None:
     """Two long ones share a worker that cannot hold both to their end; the other worker is idle by then."""
-    flags = ["--executor", "fake", "--fake-step-ms", "5", "--workers", "2", "--kv-blocks", "12"]
+    flags = ["--executor", "fake", "--fake-step-ms", "30", "--workers", "2", "--kv-blocks", "6"]
     with Up(tmp_path, *flags) as up:
         async with httpx.AsyncClient() as http:
-            alone = [(await complete(http, up, prompt, 170)).json()["choices"][0]["text"] for prompt in ("a", "c")]
-            first = asyncio.create_task(complete(http, up, "a", 170))
+            alone = [(await complete(http, up, prompt, 60)).json()["choices"][0]["text"] for prompt in ("a", "c")]
+            first = asyncio.create_task(complete(http, up, "a", 60))
             await eventually(lambda: up.metrics()["orca_requests_running"] == 1)
-            short = asyncio.create_task(complete(http, up, "b", 100))
+            short = asyncio.create_task(complete(http, up, "b", 40))
             await eventually(lambda: up.metrics()["orca_requests_running"] == 2)
-            third = asyncio.create_task(complete(http, up, "c", 170))
+            third = asyncio.create_task(complete(http, up, "c", 60))
             answers = await asyncio.gather(first, third)
             assert (await short).status_code == 200
             assert [answer.json()["choices"][0]["text"] for answer in answers] == alone

@@ -32,6 +32,7 @@ class SmallPool:
         self._first = first
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
+        self.swap_s = 0.0  # whatever a copy takes here: where there is host memory, it is used
         self.block_size = executor.block_size
 
     def __getattr__(self, name: str) -> Any:
@@ -167,8 +168,11 @@ def test_all_at_once(
     policy: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    which = list(names(prompts)) if policy in ("orca", "chunked") else some(prompts)
+    if policy == "request-level" and NUM_TOKENS < FULL_TOKENS:  # a prompt takes as many steps as it has tokens
+        which = [one for one in which if len(prompts[one[1]]) < 40]
     system = LocalSystem([executor], policy)
-    compare(staggered(system, prompts, names(prompts)), alone)
+    compare(staggered(system, prompts, which), only(which, alone))
     mean = sum(system.batch_sizes) / len(system.batch_sizes)
     with capsys.disabled():
         print(f"\n{policy}: mean batch {mean:.1f} sequences over {len(system.batch_sizes)} steps")
