@@ -55,6 +55,9 @@ def main() -> None:
             peer = median(theirs[case])
             line += f"{peer['sum_ms']:>13.3f}{peer['sum_ms'] / one['sum_ms']:>7.1f}"
         print(line)
+        if theirs.get(case) and "with_add_ms" in one:
+            ratio = peer["with_add_ms"] / one["with_add_ms"]
+            print(f"  with add: ours {one['with_add_ms']:.3f}, vLLM {peer['with_add_ms']:.3f} ms, ratio {ratio:.1f}")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"ours": ours, "vllm": theirs}, indent=1))
 

@@ -101,18 +101,21 @@ def mixed(steps: int, sequences: int = 256, new: int = 32) -> dict[str, float]:
     bench = Bench(1, sequences + new, 131_072)
     bench.fill(sequences)
     heads = [s.prompt[:SHARED] for s in bench.core.workers["w0"].decoding.values()]
-    times = []
+    times, adding = [], []
     for _ in range(steps):
         requests = [bench.request(tuple(bench.rng.choice(heads)), max_tokens=1) for _ in range(new)]
         hits = bench.core.counters.hit_tokens
+        started = time.perf_counter()
         for request in requests:
             bench.core.add([request])
+        adding.append(time.perf_counter() - started)
         schedule, apply, plan = bench.step("w0")
         assert len(plan.prefills) == new
         assert bench.core.counters.hit_tokens - hits == new * SHARED
         times.append((schedule, apply))
     invariants.check(bench.core)
-    return summary(times, sequences + new)
+    with_add = statistics.median(sum(pair) + add for pair, add in zip(times, adding, strict=True)) * 1e3
+    return summary(times, sequences + new) | {"with_add_ms": with_add}
 
 
 def fleet(rounds: int, workers: int = 1000, sequences: int = 64) -> dict[str, float]:

@@ -89,6 +89,9 @@ class Placement:
         """The worker that should run the sequence next, of all or of some; None if none has room now."""
         if sequence.moving_to in self._workers and self.has_room(sequence, self._workers[sequence.moving_to]):
             return self._workers[sequence.moving_to]
+        if len(self._workers) == 1:  # nothing to compare
+            (only,) = self._workers.values()
+            return only if self.has_room(sequence, only) else None
         if among is not None:
             candidates = [worker for worker in among if self.has_room(sequence, worker)]
         else:

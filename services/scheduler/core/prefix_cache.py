@@ -18,9 +18,11 @@ def block_digests(sequence: Sequence, block_size: int, count: int) -> list[bytes
     known = sequence.hashes
     if len(known) < count:
         digest = known[-1] if known else _root(sequence)
-        for start in range(len(known) * block_size, count * block_size, block_size):
-            content = array("I", sequence.tokens(start, start + block_size)).tobytes()
-            digest = hashlib.sha256(digest + content).digest()
+        first = len(known)
+        content = array("I", sequence.tokens(first * block_size, count * block_size)).tobytes()
+        size = len(content) // (count - first)
+        for start in range(0, len(content), size):
+            digest = hashlib.sha256(digest + content[start : start + size]).digest()
             known.append(digest)
     return known if len(known) == count else known[:count]
 

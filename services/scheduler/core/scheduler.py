@@ -13,6 +13,7 @@ from services.scheduler.core.explain import Explain, Reason
 from services.scheduler.core.order import OrderPolicy
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.policies.base import BatchingPolicy
+from services.scheduler.core.prefix_cache import block_digests
 from services.scheduler.core.request import FinishReason, Sequence, Status
 from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits
 from services.scheduler.core.waiting import WaitingQueue
@@ -135,6 +136,8 @@ class Scheduler:
         for sequence in sequences:
             leader = leaders.setdefault(sequence.prompt_index, sequence)
             sequence.leader = leader if leader is not sequence else None
+            for size in self._placement.block_sizes:  # hashed on arrival, not while a worker waits for its plan
+                block_digests(sequence, size, (sequence.num_tokens - 1) // size)
             self.waiting.add(sequence)
         if self.waiting.first() is not self._blocked:
             self._blocked = None
@@ -371,7 +374,7 @@ class Scheduler:
         if self.order.counts_service:
             self.order.on_tokens(self._served(plan, result))
         self._placement.loads.changed(worker)
-        return self._end(worker, plan, result) if result.finished else []
+        return self._end(worker, result) if result.finished else []
 
     def _apply_one(self, worker: WorkerState, item: Scheduled, result: StepResult) -> None:
         sequence = item.sequence
@@ -393,12 +396,12 @@ class Scheduler:
         items = plan.scheduled
         return Counter(item.sequence.tenant for item in items if result.tokens.get(item.sequence_id) is not None)
 
-    def _end(self, worker: WorkerState, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        items = {item.sequence_id: item.sequence for item in plan.scheduled}
+    def _end(self, worker: WorkerState, result: StepResult) -> list[Sequence]:
+        preempted = {sequence.sequence_id: sequence for sequence in worker.queue if sequence.status is Status.PREEMPTED}
         ended = []
         for sequence_id, reason in result.finished.items():
-            sequence = items[sequence_id]
-            if sequence.sequence_id != sequence_id or sequence.status not in (Status.RUNNING, Status.PREEMPTED):
+            sequence = worker.running.get(sequence_id) or preempted.get(sequence_id)
+            if sequence is None:  # ended or recovered since
                 continue
             self._leave(sequence, tell_worker=False)
             sequence.move_to(Status.ENDED)
