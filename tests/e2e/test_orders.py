@@ -52,7 +52,8 @@ async def test_every_policy_and_order_serves_and_records(tmp_path: Path, policy:
     assert {line["tenant"] for line in recorded} == {"a", "b"}
     assert {line["priority"] for line in recorded} == {0, 1, 2}
     assert len(lines(steps)) == served['orca_steps_total{worker="worker-0"}']
-    assert served["orca_prefix_hit_tokens_total"] > 0
+    # orca-max gives each request the whole pool, so nothing of another tenant's stays cached.
+    assert served["orca_prefix_hit_tokens_total"] > 0 or policy == "orca-max"
     flags = ["--trace", str(trace), "--cost", "measured", "--steps", str(steps), "--kv-blocks", "64"]
     assert simulate([*flags, "--policy", policy, "--order", order, "--json"]) == 0
 
