@@ -1,11 +1,13 @@
 """What a batching policy is."""
 
+from abc import ABC, abstractmethod
+
 from services.scheduler.core.builder import StepBuilder
 from services.scheduler.core.request import Sequence
 from services.scheduler.core.step import WorkerLimits
 
 
-class BatchingPolicy:
+class BatchingPolicy(ABC):
     """Decides what may share a step.
 
     uses_budget: its steps keep to the token budget.
@@ -31,6 +33,6 @@ class BatchingPolicy:
         """KV slots that a sequence gets when it starts."""
         return sequence.num_tokens
 
+    @abstractmethod
     def fill(self, step: StepBuilder) -> None:
         """Decide the step."""
-        raise NotImplementedError

@@ -1,5 +1,7 @@
 """Orca's own policy (OSDI'22, Algorithm 1), and how much memory it reserves for a request."""
 
+from abc import abstractmethod
+
 from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.builder import StepBuilder
 from services.scheduler.core.policies.base import BatchingPolicy
@@ -40,9 +42,9 @@ class Buddy(Orca):
         blocks = blocks_for(min(tokens, limits.max_model_len), limits.block_size)
         return min(1 << (blocks - 1).bit_length(), limits.num_blocks) * limits.block_size
 
+    @abstractmethod
     def output_room(self, sequence: Sequence, limits: WorkerLimits) -> int:
         """Tokens of output that are reserved."""
-        raise NotImplementedError
 
 
 class OrcaMax(Buddy):
