@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+from loadtest.scheduler.summary import summary
 from services.scheduler.core import invariants
 from services.scheduler.core.order import Fcfs
 from services.scheduler.core.policies.chunked import Chunked
@@ -70,18 +71,6 @@ class Bench:
             for name in self.names:
                 self.step(name)
         assert all(len(worker.decoding) == per_worker for worker in self.core.workers.values())
-
-
-def summary(times: list[tuple[float, float]], sequences: int) -> dict[str, float]:
-    total = sorted(a + b for a, b in times)
-    return {
-        "schedule_ms": statistics.median(a for a, _ in times) * 1e3,
-        "apply_ms": statistics.median(b for _, b in times) * 1e3,
-        "sum_ms": statistics.median(total) * 1e3,
-        "mean_ms": statistics.fmean(total) * 1e3,
-        "p99_ms": total[int(len(total) * 0.99)] * 1e3,
-        "us_per_sequence_step": statistics.median(total) * 1e6 / sequences,
-    }
 
 
 def steady(steps: int, sequences: int = 256, waiting: int = 0) -> dict[str, float]:

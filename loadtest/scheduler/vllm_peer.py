@@ -23,6 +23,7 @@ os.environ.update(
 )
 
 import torch
+from summary import summary  # beside this script
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.config import set_current_vllm_config
 from vllm.envs import enable_envs_cache
@@ -142,18 +143,6 @@ class Bench:
             self.step()
         assert len(self.scheduler.running) == sequences
         return made
-
-
-def summary(times, sequences):
-    total = sorted(a + b for a, b in times)
-    return {
-        "schedule_ms": statistics.median(a for a, _ in times) * 1e3,
-        "apply_ms": statistics.median(b for _, b in times) * 1e3,
-        "sum_ms": statistics.median(total) * 1e3,
-        "mean_ms": statistics.fmean(total) * 1e3,
-        "p99_ms": total[int(len(total) * 0.99)] * 1e3,
-        "us_per_sequence_step": statistics.median(total) * 1e6 / sequences,
-    }
 
 
 def steady(steps, sequences=256, waiting=0):
