@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -223,15 +223,3 @@ def rate_of(arrivals: Sequence[Arrival]) -> float:
     """Mean requests per second; 0 if all come at once."""
     span = arrivals[-1].arrival_s - arrivals[0].arrival_s
     return (len(arrivals) - 1) / span if span > 0 else 0.0
-
-
-def to_json(arrivals: Sequence[Arrival]) -> Iterator[dict[str, Any]]:
-    """The lines of a trace file."""
-    for arrival in arrivals:
-        yield {
-            "arrival": round(arrival.arrival_s, 6),
-            "prompt_tokens": arrival.prompt_tokens,
-            "output_tokens": arrival.output_tokens,
-            "tenant": arrival.tenant,
-            "priority": arrival.priority,
-        }

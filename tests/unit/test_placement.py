@@ -200,3 +200,16 @@ def test_what_fits_nowhere_is_in_nobody_s_way() -> None:
     assert [s.request_id for s in core.workers["w0"].running.values()] == ["small"]
     core.abort("huge")
     drain(core)
+
+
+def test_explain_tells_of_a_spent_budget() -> None:
+    """One decodes and one prompt takes what is left of the step's eight tokens: the third could start, but for them."""
+    core = builders.scheduler(token_budget=8, max_in_flight=1)
+    core.explain = Explain()
+    core.add([builders.sequence("decodes", 7, 5, 0)])
+    tick(core)
+    core.add([builders.sequence("fills", 7, 2, 1)])
+    core.add([builders.sequence("waits", 3, 2, 2)])
+    tick(core)
+    assert Reason.NO_BUDGET in {decision.reason for decision in core.explain.of("waits")}
+    drain(core)

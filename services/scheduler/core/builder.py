@@ -214,6 +214,10 @@ class StepBuilder:
             return True
         return self._make_room(sequence, reserve) and self.admit(sequence, budget, reserve)
 
+    def lacks_budget(self, sequence: Sequence) -> None:
+        """It would start now, but the step's tokens are spent."""
+        self._note(sequence, Reason.NO_BUDGET)
+
     def may_displace(self, sequence: Sequence) -> bool:
         """True if something runs here that must give way to this sequence."""
         order = self._order

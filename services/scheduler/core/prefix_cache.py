@@ -57,6 +57,3 @@ class PrefixIndex:
                 break
             found = holders
         return iter(found)
-
-    def __len__(self) -> int:
-        return len(self._holders)

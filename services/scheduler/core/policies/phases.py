@@ -25,5 +25,8 @@ def admit(step: StepBuilder) -> None:
         if short and not step.may_displace(sequence):
             return  # what was just taken must not be given to a newcomer
         budget = step.prefill_budget()
-        if budget <= 0 or not step.start(sequence, budget, reserve=sequence.num_tokens):
+        if budget <= 0:
+            step.lacks_budget(sequence)
+            return
+        if not step.start(sequence, budget, reserve=sequence.num_tokens):
             return
