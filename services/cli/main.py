@@ -5,13 +5,12 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
+    "drain": ("services.cli.operate", "empty a worker: its sequences go on elsewhere; --undo lets it work again"),
+    "move": ("services.cli.operate", "move a request to another worker"),
     "up": ("services.cli.up", "a whole system on this machine: Valkey, scheduler, workers, router"),
     "router": ("services.router.main", "one router: the HTTP front"),
     "scheduler": ("services.scheduler.main", "one scheduler: decides every iteration"),
-    "simulate": (
-        "services.simulator.main",
-        "the scheduler on a virtual clock: capacity, policies, papers",
-    ),
+    "simulate": ("services.simulator.main", "the scheduler on a virtual clock: capacity, policies, papers"),
     "worker": ("services.worker.main", "one worker: a model replica"),
 }
 
@@ -32,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"orca: no command {command!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        result: int = importlib.import_module(COMMANDS[command][0]).main(rest)
+        module = importlib.import_module(COMMANDS[command][0])
+        result: int = getattr(module, command if command in ("drain", "move") else "main")(rest)
     except KeyboardInterrupt:
         return 130
     return result

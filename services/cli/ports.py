@@ -1,7 +1,11 @@
-"""Free ports on loopback."""
+"""Ports and sockets."""
 
 import errno
 import socket
+
+from services.common.errors import ConfigurationError
+
+BACKLOG = 2048
 
 
 def free_port() -> int:
@@ -11,16 +15,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def why_not_free(host: str, port: int) -> str | None:
-    """Why one cannot listen there, or None if one can."""
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, to hand down to routers: connections wait in it while none of them is there.
+
+    Raises ConfigurationError.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
-        return "the port is taken; choose another with --port" if error.errno == errno.EADDRINUSE else error.strerror
-    return None
+        taken = error.errno == errno.EADDRINUSE
+        why = "the port is taken; choose another with --port" if taken else error.strerror
+        raise ConfigurationError(f"cannot listen on {host} port {port}: {why}") from None
+    return listener
 
 
 def http_url(host: str, port: int) -> str:

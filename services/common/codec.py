@@ -55,6 +55,7 @@ def request_to_bytes(request: GenerateRequest) -> bytes:
         tenant=request.tenant,
         priority=request.priority,
         traceparent=request.traceparent,
+        timeout_s=request.timeout_s,
     ).SerializeToString()
 
 
@@ -70,6 +71,7 @@ def request_from_bytes(data: bytes) -> GenerateRequest:
         tenant=proto.tenant,
         priority=proto.priority,
         traceparent=proto.traceparent,
+        timeout_s=proto.timeout_s,
     )
 
 

@@ -5,10 +5,14 @@ OrcaError
 |   |-- ContextLengthError  400
 |   |-- BodyTooLarge        413
 |   |-- RequestTimeout      408
-|   `-- ModelNotFound       404
+|   |-- ModelNotFound       404
+|   |-- StreamNotFound      404
+|   `-- KeyReused           422
 |-- Overloaded              429  try again later
 |-- Unavailable             503  nothing here can serve it now
+|   `-- StreamInterrupted   503  another router goes on with it
 |-- GenerationFailed        500  it was accepted, then failed
+|-- DeadlineExceeded        504  it did not end within the time that its caller gave
 `-- ConfigurationError           a process cannot start: one line, exit code 2
 """
 
@@ -48,6 +52,14 @@ class ModelNotFound(InvalidRequest):
     status, code = 404, "model_not_found"
 
 
+class StreamNotFound(InvalidRequest):
+    status, code = 404, "stream_not_found"
+
+
+class KeyReused(InvalidRequest):
+    status, code = 422, "idempotency_key_reused"
+
+
 class Overloaded(OrcaError):
     status, kind, code = 429, "rate_limit_error", "overloaded"
 
@@ -60,8 +72,16 @@ class Unavailable(OrcaError):
     status, kind, code = 503, "server_error", "unavailable"
 
 
+class StreamInterrupted(Unavailable):
+    code = "stream_interrupted"
+
+
 class GenerationFailed(OrcaError):
     status, kind, code = 500, "server_error", "generation_failed"
+
+
+class DeadlineExceeded(OrcaError):
+    status, kind, code = 504, "server_error", "deadline_exceeded"
 
 
 class ConfigurationError(OrcaError):

@@ -1,6 +1,23 @@
 """The journal's records: what is published of a request, and what is read back."""
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Crash(Enum):
+    """Whether the worker that ran a request has crashed, and if so in whose company."""
+
+    NONE = ""
+    SHARED = "shared"
+    ALONE = "alone"
+
+
+class Leave(Enum):
+    """How a reader leaves: for good; so that another may go on with the stream; or before the request has come."""
+
+    ABORT = ""
+    DETACH = "detach"
+    UNBORN = "unborn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +46,11 @@ class FencedChoice:
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswer:
+    """crashes: how often it has crashed alone without a token in between; None if it is under no suspicion."""
+
     aborted: bool
     choices: tuple[FencedChoice, ...]
+    crashes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class SchedulerMetrics:
         swaps: Callable[[], int],
         moves: Callable[[], int],
         hit_tokens: Callable[[], int],
+        recomputed_tokens: Callable[[], int],
+        trials: Callable[[], int],
+        recoveries: Callable[[], int],
         plans: Callable[[], int],
     ) -> None:
         """Take these counts from where they are kept."""
@@ -50,6 +53,11 @@ class SchedulerMetrics:
         counted_elsewhere(self._registry, "orca_swaps", "Preemptions that kept the KV in host memory", swaps)
         counted_elsewhere(self._registry, "orca_moves", "Sequences moved to another worker", moves)
         counted_elsewhere(self._registry, "orca_prefix_hit_tokens", "Tokens not computed again", hit_tokens)
+        counted_elsewhere(
+            self._registry, "orca_recomputed_tokens", "Tokens whose KV was lost and computed again", recomputed_tokens
+        )
+        counted_elsewhere(self._registry, "orca_trials", "Suspects of a crash run apart from others", trials)
+        counted_elsewhere(self._registry, "orca_recoveries", "Sequences that went on from the journal", recoveries)
         counted_elsewhere(self._registry, "orca_plans", "Step plans sent", plans)
 
 

@@ -38,17 +38,24 @@ def run(main: Coroutine[Any, Any, None], prog: str) -> int:
     return 0
 
 
-def on_signals(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT ask for a drain; a second one exits at once."""
+class Stop(asyncio.Event):
+    """Set when the process is asked to end. at_once: nobody takes its place, so it need not be gentle to newcomers."""
 
-    def handle() -> None:
+    at_once = False
+
+
+def on_signals(stop: Stop) -> None:
+    """SIGTERM and SIGINT ask for a drain, SIGINT for one of the whole system; a second signal exits at once."""
+
+    def handle(number: signal.Signals) -> None:
         if stop.is_set():
             sys.stderr.flush()
             signal.raise_signal(signal.SIGKILL)
+        stop.at_once = number == signal.SIGINT
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, handle)
+        asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
 async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], str]) -> None:

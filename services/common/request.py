@@ -30,7 +30,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a router asks for: every prompt n times. Choices are prompt-major: prompt i owns i*n .. i*n + n-1."""
+    """What a router asks for: every prompt n times. Choices are prompt-major: prompt i owns i*n .. i*n + n-1.
+
+    timeout_s: it ends with an error when it has not finished by then, counted from its acceptance; 0 is never.
+    """
 
     request_id: str
     model: str
@@ -40,6 +43,7 @@ class GenerateRequest:
     tenant: str = ""
     priority: int = 0
     traceparent: str = ""
+    timeout_s: float = 0.0
 
     @property
     def num_choices(self) -> int:
@@ -49,3 +53,8 @@ class GenerateRequest:
     def num_prompt_tokens(self) -> int:
         """Each prompt counted once, however many choices it has."""
         return sum(map(len, self.prompts))
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that its sequences can come to hold."""
+        return self.n * (self.num_prompt_tokens + len(self.prompts) * self.params.max_tokens)

@@ -3,25 +3,27 @@
 import asyncio
 import json
 import logging
+import socket
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from services.common import log as logs
 from services.common import metrics, process
+from services.common.admission import AdmissionLimits
 from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import parse
 from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
-from services.router.adapters.backend import Backend
-from services.router.adapters.http import BoundedHeaders
+from services.router.adapters.backend import Backend, Windows
+from services.router.adapters.http import BoundedConnection, until_quiet
 from services.router.adapters.tokenizing import TokenizingPool
 from services.router.api.routes import Service
 from services.router.app import Readiness, create_app
@@ -30,6 +32,9 @@ from services.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
+# Longer than clients keep theirs, so that it is never we who close a connection that one of them is about to use.
+KEEP_ALIVE_S = 75
+
 
 def make_service(
     settings: RouterSettings,
@@ -37,6 +42,7 @@ def make_service(
     backend: Backend,
     registry: CollectorRegistry,
     pool: TokenizingPool,
+    usage: Callable[[], Awaitable[dict[str, dict[str, int]]]],
 ) -> Service:
     encoder = TextEncoder(files.tokenizer_json)
     return Service(
@@ -47,8 +53,10 @@ def make_service(
         table=TokenBytes(files.tokenizer_json),
         metrics=metrics.RouterMetrics(registry),
         tokenize=pool.run,
+        usage=usage,
         max_body_bytes=settings.max_body_bytes,
         keep_alive_s=settings.keep_alive,
+        timeout_s=settings.request_timeout,
         model_names=frozenset({files.name, settings.model}),
         started=int(time.time()),
     )
@@ -63,15 +71,19 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: RouterSettings) -> None:
     """Serve until a signal; then not ready, open streams finish, exit."""
-    stop = asyncio.Event()
+    stop = process.Stop()
     process.on_signals(stop)
     files = await asyncio.to_thread(resolve_model, settings.model)
     incarnation = f"{settings.name}-{uuid.uuid4().hex[:12]}"
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
-    backend = Backend(store, incarnation, settings.max_requests, settings.resume_window)
+    limits = AdmissionLimits(
+        settings.max_requests, settings.max_tokens, settings.tenant_requests, settings.tenant_tokens
+    )
+    windows = Windows(settings.resume_window, settings.idempotency_window)
+    backend = Backend(store, incarnation, limits, windows)
     registry = CollectorRegistry()
     pool = TokenizingPool()
-    service = make_service(settings, files, backend, registry, pool)
+    service = make_service(settings, files, backend, registry, pool, store.usage)
     readiness = Readiness(backend)
     ports = [port for port in settings.fleet_metrics.split(",") if port]
     app = create_app(service, readiness, registry, ports)
@@ -82,21 +94,37 @@ async def serve(settings: RouterSettings) -> None:
         log_config=None,
         access_log=False,
         lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
-        http=BoundedHeaders,
+        http=BoundedConnection,
     )
     server = _Server(config)
 
     async def drain() -> None:
-        await backend.drain(settings.drain)
+        """Not ready, and nobody new; what is open, and what still comes on open connections, is served to its end. When
+        the whole system ends, what comes is refused."""
+        backend.draining = BoundedConnection.closing = True
+        backend.closed = stop.at_once
+        if not stop.at_once:
+            for listener in server.servers:
+                listener.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.drain):
+                    await until_quiet(server.server_state.connections)
+        await backend.drain(settings.drain if stop.at_once else 0)
         server.should_exit = True
         await serving
         await backend.settle()
 
-    serving = asyncio.ensure_future(_serve_http(server))
-    beat = process.heartbeat(store, "routers", incarnation, lambda: json.dumps({"name": settings.name}))
+    async def beat() -> None:
+        """Registered is who answers."""
+        while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.01)
+        await process.heartbeat(store, "routers", incarnation, lambda: json.dumps({"name": settings.name}))
+
+    serving = asyncio.ensure_future(_serve_http(server, listening_socket(settings)))
     try:
-        await process.run_until(stop, _forever(serving), backend.run(), beat, drain=drain)
+        await process.run_until(stop, _forever(serving), backend.run(), beat(), drain=drain)
         await store.register("routers", incarnation, "", 0)
     except CONNECTION_ERRORS as error:
         log.warning("could not sign off: %s", error)
@@ -109,9 +137,19 @@ async def _forever(serving: "asyncio.Future[None]") -> None:
     await asyncio.shield(serving)
 
 
-async def _serve_http(server: uvicorn.Server) -> None:
+def listening_socket(settings: RouterSettings) -> list[socket.socket] | None:
+    """The socket that a supervisor has opened, for it to outlive us; None to open one. Raises ConfigurationError."""
+    if settings.listen_fd < 0:
+        return None
     try:
-        await server.serve()
+        return [socket.socket(fileno=settings.listen_fd)]
+    except OSError:
+        raise ConfigurationError(f"--listen-fd: {settings.listen_fd} is no socket") from None
+
+
+async def _serve_http(server: uvicorn.Server, sockets: list[socket.socket] | None) -> None:
+    try:
+        await server.serve(sockets)
     except SystemExit:
         raise ConfigurationError(
             f"cannot listen on {server.config.host}:{server.config.port}: the port is taken"

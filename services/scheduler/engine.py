@@ -4,11 +4,13 @@ It awaits nothing: what must be done in Redis it hands to a `Journal`, whose ans
 """
 
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from services.common.journal import FenceAnswer
+from services.common.journal import Crash, FenceAnswer
 from services.common.request import GenerateRequest, SamplingParams
 from services.scheduler.core.request import FinishReason, Sequence, Slo, Status
 from services.scheduler.core.scheduler import Scheduler
@@ -16,8 +18,10 @@ from services.scheduler.core.step import Features, Scheduled, StepPlan, StepResu
 
 log = logging.getLogger(__name__)
 
-# Assignments of one choice under one leader: what fails as often is not tried again.
-MAX_ATTEMPTS = 4
+# A request that crashes its worker so often, alone and without a token in between, is ended.
+MAX_CRASHES = 3
+# And one whose tokens so often do not go into the journal, without one that does.
+MAX_STALLS = 8
 NO_SLO = Slo()
 
 
@@ -54,8 +58,14 @@ class Journal(Protocol):
         """Publish the finish of some choices; then `Engine.on_finished`."""
         ...
 
-    def recover(self, request_id: str, choices: list[int]) -> None:
-        """Raise the fence of some choices and read their journal; then `Engine.on_recovered`."""
+    def recover(self, request_id: str, choices: list[int], crash: Crash = Crash.NONE) -> None:
+        """Raise the fence of some choices and read their journal; then `Engine.on_recovered`. crash: why, if their
+        worker has crashed."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing that was asked for is still to be done."""
         ...
 
 
@@ -73,13 +83,16 @@ class Recorder(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """A request in the system. open: choices whose finish is not in the journal yet."""
+    """A request in the system. open: choices whose finish is not in the journal yet. deadline_s: on the engine's clock.
+    stalls: how often a choice's tokens were refused, and how many it had then."""
 
     request: GenerateRequest
     sequences: list[Sequence]
     attempts: list[int]
     open: set[int] = field(default_factory=set)
     assignments: list[int] = field(default_factory=list)
+    deadline_s: float = math.inf
+    stalls: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Engine:
@@ -97,6 +110,7 @@ class Engine:
         self._slo = slo
         self._recorder = recorder
         self.num_plans = 0
+        self.num_recovered = 0
         self.records: dict[str, Record] = {}
         self._journal = journal
         self._depth = depth
@@ -105,10 +119,14 @@ class Engine:
         self._arrivals = count(1)
         # True once the workers connected are those registered: only then "fits nowhere" is known.
         self.fleet_known = False
+        # No more plans: another leader is about to take over.
+        self.handing_over = False
 
     # -- requests
 
-    def on_request(self, request: GenerateRequest, fence: FenceAnswer, arrived_s: float = 0.0) -> None:
+    def on_request(
+        self, request: GenerateRequest, fence: FenceAnswer, arrived_s: float = 0.0, deadline_s: float = math.inf
+    ) -> None:
         """A request was read from the stream and its fence raised; part of it may be in the journal already."""
         if request.request_id in self.records:
             return
@@ -129,12 +147,16 @@ class Engine:
             )
             for choice, fenced in enumerate(fence.choices)
         ]
-        record = Record(request, sequences, [fenced.attempt for fenced in fence.choices])
+        for sequence in sequences:  # an earlier leader's workers had computed what it has
+            sequence.num_lost = sequence.num_tokens - 1 if sequence.output else 0
+        record = Record(request, sequences, [fenced.attempt for fenced in fence.choices], deadline_s=deadline_s)
         self.records[request.request_id] = record
         record.open = {choice for choice, fenced in enumerate(fence.choices) if fenced.finish is None}
         todo = [sequence for sequence in sequences if sequence.choice in record.open]
         if todo:
             self.core.add(todo)
+        if todo and fence.crashes:
+            self.core.accuse(todo)  # it crashed alone under another leader
         if fence.aborted:
             self._end(request.request_id, FinishReason.ABORT)
         elif self.fleet_known:
@@ -155,6 +177,13 @@ class Engine:
     def on_abort(self, request_id: str) -> None:
         """The flag is set. Blocks are free at once; the finish goes into the journal behind. Idempotent."""
         self._end(request_id, FinishReason.ABORT)
+
+    def expire(self, now_s: float) -> None:
+        """End what has not ended by its deadline."""
+        for request_id, record in list(self.records.items()):
+            if record.deadline_s < now_s and record.open:
+                record.deadline_s = math.inf
+                self._end(request_id, FinishReason.DEADLINE)
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         record = self.records.get(request_id)
@@ -193,20 +222,50 @@ class Engine:
 
     # -- workers
 
-    def on_worker(self, name: str, link: WorkerLink, limits: WorkerLimits) -> None:
-        """A worker has said hello."""
+    def on_worker(
+        self, name: str, link: WorkerLink, limits: WorkerLimits, contents: Mapping[int, bytes] | None = None
+    ) -> None:
+        """A worker has said hello. contents: what its KV blocks hold, by digest."""
         self._links[name] = link
-        self.core.add_worker(name, limits)
+        self.core.add_worker(name, limits, contents)
 
     def on_worker_lost(self, name: str) -> None:
-        """A worker's session has ended: its sequences recover from the journal."""
+        """A worker's session has ended: its sequences recover from the journal. Those in steps that it has not answered
+        are suspects."""
         if self._links.pop(name, None) is None:
             return
-        homeless: dict[str, list[int]] = {}
-        for sequence in self.core.remove_worker(name):
-            homeless.setdefault(sequence.request_id, []).append(sequence.choice)
-        for request_id, choices in homeless.items():
-            self._journal.recover(request_id, choices)
+        homeless: dict[str, list[Sequence]] = {}
+        for sequence in self.core.remove_worker(name, crashed=True):
+            homeless.setdefault(sequence.request_id, []).append(sequence)
+        accused = [request_id for request_id, sequences in homeless.items() if any(s.trial for s in sequences)]
+        self.num_recovered += sum(map(len, homeless.values()))
+        for request_id, sequences in homeless.items():
+            crash = Crash.NONE
+            if request_id in accused:
+                crash = Crash.ALONE if len(accused) == 1 else Crash.SHARED
+            self._journal.recover(request_id, [sequence.choice for sequence in sequences], crash)
+
+    def on_drain(self, name: str) -> None:
+        """A worker wants to go, or an operator wants it empty. Idempotent."""
+        if name in self.core.workers:
+            self.core.drain(name)
+
+    def on_undrain(self, name: str) -> None:
+        """It may run sequences again."""
+        if name in self.core.workers and self.core.workers[name].draining:
+            self.core.undrain(name)
+
+    def on_move(self, request_id: str, target: str) -> None:
+        """An operator wants a request on another worker; "" is any."""
+        if target and target not in self.core.workers:
+            log.warning("request %s cannot move: there is no worker %s", request_id, target)
+            return
+        for sequence in self.core.sequences(request_id):
+            here = sequence.worker
+            if here is not None and here != target and sequence.status in (Status.RUNNING, Status.PREEMPTED):
+                others = [w for w in self.core.workers.values() if w.name != here and w.takes_new]
+                least = min(others, key=lambda worker: worker.load, default=None)
+                self.core.send_away(sequence, target or (least.name if least else None))
 
     def on_result(self, name: str, result: StepResult) -> None:
         """A worker has run its oldest plan. Raises OutOfOrder."""
@@ -231,6 +290,8 @@ class Engine:
             # Differs, gap or stale: the journal wins, and the sequence continues from it.
             self.core.suspend(sequence)
             self._journal.recover(request_id, [choice])
+            self.num_recovered += 1
+            self._count_stall(self.records[request_id], choice)
 
     def on_recovered(self, request_id: str, choices: list[int], fence: FenceAnswer | str) -> None:
         """The fence is raised and the journal read: go on from there."""
@@ -248,21 +309,35 @@ class Engine:
                 self.on_finished(request_id, [choice])
             elif sequence.status is Status.RECOVERING:
                 self.core.resume(sequence, fenced.token_ids)
-        # A move raises the attempt too, but it is no failure.
-        failures = (a - s.num_moves for a, s in zip(record.attempts, record.sequences, strict=True))
-        if max(failures) > MAX_ATTEMPTS:
-            log.error("request %s has failed %d times", request_id, MAX_ATTEMPTS)
+        if (fence.crashes or 0) >= MAX_CRASHES:
+            log.error("request %s has crashed its worker %d times, alone", request_id, MAX_CRASHES)
             self._end(request_id, FinishReason.ERROR)
         elif fence.aborted:
             self.on_abort(request_id)
         elif self.fleet_known:
             self._end_if_impossible(request_id)
 
+    def _count_stall(self, record: Record, choice: int) -> None:
+        known = len(record.sequences[choice].output)
+        then, stalls = record.stalls.get(choice, (known, 0))
+        record.stalls[choice] = (known, stalls + 1 if known <= then else 1)
+        if record.stalls[choice][1] > MAX_STALLS:
+            log.error("request %s gets no token into its journal", record.request.request_id)
+            self._end(record.request.request_id, FinishReason.ERROR)
+
     # -- plans
+
+    @property
+    def is_quiet(self) -> bool:
+        """No worker has a plan that it has not answered, and the journal has nothing to do."""
+        return self._journal.is_idle and not any(worker.in_flight for worker in self.core.workers.values())
 
     def pump(self) -> None:
         """Give the workers the plans that they can take now. Called after every event; asks those whom it concerns."""
         core = self.core
+        if self.handing_over:
+            return
+        self._recover_moving()
         core.place()
         while core.awake:
             name, _ = core.awake.popitem()
@@ -273,8 +348,11 @@ class Engine:
                     break
                 self.num_plans += 1
                 link.send(plan, [self._assign(item) for item in plan.add])
-            for sequence in core.take_moving():
-                self._journal.recover(sequence.request_id, [sequence.choice])
+            self._recover_moving()
+
+    def _recover_moving(self) -> None:
+        for sequence in self.core.take_moving():
+            self._journal.recover(sequence.request_id, [sequence.choice])
 
     def _assign(self, item: Scheduled) -> Assignment:
         sequence = item.sequence

@@ -3,16 +3,18 @@
 import asyncio
 import logging
 import sys
+import time
 import uuid
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from prometheus_client import CollectorRegistry
 
 from services.common import log as logs
 from services.common import metrics, process
 from services.common.errors import ConfigurationError
-from services.common.redis.store import CONNECTION_ERRORS, Store, backoff, connect
+from services.common.failpoints import failpoint
+from services.common.redis.store import CONNECTION_ERRORS, Store, connect, until_answered
 from services.common.settings import parse
 from services.scheduler.adapters.recorder import TraceRecorder
 from services.scheduler.adapters.redis_journal import RedisJournal
@@ -26,7 +28,13 @@ from services.scheduler.settings import SchedulerSettings
 
 log = logging.getLogger(__name__)
 
-LEAD_TTL_MS = 3_000
+# A lead is renewed every RENEW_S and lapses after its time to live; a standby that sees it lapsed waits CLAIM_S more,
+# in which a leader that was only cut off from Redis renews it.
+LEAD_TTL_MS = 900
+RENEW_S = 0.2
+CLAIM_S = 0.3
+STANDBY_S = 0.1
+HAND_OVER_S = 5.0
 
 
 class LeadLost(process.ProcessEnded):
@@ -35,33 +43,40 @@ class LeadLost(process.ProcessEnded):
 
 async def take_lead(store: Store, identity: str) -> int:
     """Wait until the lead is ours; returns the epoch."""
-    waits = backoff(cap_s=0.5)
+    vacant_since: float | None = None
     said = False
     while True:
+        claim = vacant_since is not None and time.monotonic() - vacant_since >= CLAIM_S
         try:
-            lead = await store.lead(identity, LEAD_TTL_MS)
-            if lead is not None:
-                await store.load_functions()
-                return lead[0]
-            if not said:
-                log.info("another scheduler leads; standing by")
+            lead = await store.lead(identity, LEAD_TTL_MS, claim=claim)
         except CONNECTION_ERRORS as error:
-            if not said:
-                log.warning("Redis does not answer (%s); trying again", error)
+            log.log(logging.DEBUG if said else logging.WARNING, "Redis does not answer (%s); trying again", error)
+            lead = None
+        else:
+            if lead is None and not said:
+                log.info("another scheduler leads; standing by")
+        if isinstance(lead, tuple):
+            failpoint("lead.taken")
+            await until_answered(store.load_functions)
+            return lead[0]
+        if lead != "vacant":
+            vacant_since = None
+        elif vacant_since is None:
+            vacant_since = time.monotonic()
         said = True
-        await anext(waits)
+        await asyncio.sleep(STANDBY_S)
 
 
 async def keep_lead(store: Store, identity: str, epoch: int) -> None:
     """Renew the lead. Cut off from Redis, go on under the epoch. Raises LeadLost when another has it."""
     while True:
-        await asyncio.sleep(LEAD_TTL_MS / 3000)
+        await asyncio.sleep(RENEW_S)
         try:
             lead = await store.lead(identity, LEAD_TTL_MS, epoch)
         except CONNECTION_ERRORS:
             log.debug("Redis does not answer; going on under epoch %d", epoch)
             continue
-        if lead is None or lead[0] != epoch:
+        if not isinstance(lead, tuple) or lead[0] != epoch:
             raise LeadLost(f"epoch {epoch} is over")
 
 
@@ -81,6 +96,9 @@ def expose(engine: Engine, registry: CollectorRegistry) -> None:
         swaps=lambda: counters.swaps,
         moves=lambda: counters.moves,
         hit_tokens=lambda: counters.hit_tokens,
+        recomputed_tokens=lambda: counters.recomputed_tokens,
+        trials=lambda: counters.trials,
+        recoveries=lambda: engine.num_recovered,
         plans=lambda: engine.num_plans,
     )
 
@@ -100,7 +118,7 @@ async def serve(settings: SchedulerSettings) -> None:
 async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     identity = f"{settings.name}-{uuid.uuid4().hex[:12]}"
-    stop = asyncio.Event()
+    stop = process.Stop()
     process.on_signals(stop)
     taking = asyncio.create_task(take_lead(store, identity))
     stopping = asyncio.create_task(stop.wait())
@@ -115,18 +133,29 @@ async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
     journal = RedisJournal(store, epoch)
     slo = Slo(settings.ttft_target_ms / 1000, settings.tpot_target_ms / 1000)
     engine = Engine(core, journal, settings.depth, slo, recorder)
-    workers = Workers(store, engine, epoch, settings.max_num_seqs, settings.token_budget)
+    workers = Workers(store, engine, epoch, settings.max_num_seqs, settings.token_budget, settings.silence)
     registry = CollectorRegistry()
     expose(engine, registry)
     metrics.serve(registry, settings.metrics_port)
+
+    async def hand_over() -> None:
+        """The steps under way end and their tokens are applied; then another may lead."""
+        engine.handing_over = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while not engine.is_quiet:  # noqa: ASYNC110 - many things make it so
+                    await asyncio.sleep(0.01)
+
     try:
         await process.run_until(
             stop,
             workers.run(),
             journal.read(engine),
             journal.work(engine),
+            journal.watch(engine),
             journal.reap(engine),
             keep_lead(store, identity, epoch),
+            drain=hand_over,
         )
         await store.lead(identity, 0)
     except CONNECTION_ERRORS as error:

@@ -23,6 +23,7 @@ class SchedulingSettings(OrcaSettings):
     tpot_target_ms: float = Field(
         0, ge=0, le=3_600_000, description="target per token; prefills are cut so that steps hold it. 0 is none"
     )
+    silence: float = Field(3.0, gt=0, le=600, description="seconds of silence after which a worker is taken for lost")
     depth: int = Field(0, ge=0, le=8, description="plans in flight per worker; 0 takes what the worker offers")
     record: str = Field("", description="append a trace of the requests served to this file (JSONL, lengths only)")
     record_steps: str = Field("", description="append every step's size and time to this file (JSONL)")

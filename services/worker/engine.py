@@ -8,8 +8,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
+from services.common.failpoints import failpoint
 from services.worker.core.input_batch import InputBatch, PlanError
 from services.worker.core.plan import Plan, StepOutput
 from services.worker.executor.base import Executor
@@ -42,11 +44,14 @@ class StepLoop(threading.Thread):
         self.highest_epoch = 0
         self._emit = emit
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Plan | Callable[[], None] | None] = queue.SimpleQueue()
         self._backlog = threading.Semaphore(MAX_BACKLOG)
         self._kept: dict[int, StepOutput] = {}
         self._keep_results = keep_results
         self._last_end_ns = 0
+        # Plans of an older session than this are not run: their scheduler has gone, or starts anew.
+        self.session = 0
+        self.paused = False
 
     # -- called from the event loop
 
@@ -65,12 +70,21 @@ class StepLoop(threading.Thread):
     def stop(self) -> None:
         self._inbox.put(None)
 
+    def contents(self) -> "Future[dict[int, bytes]]":
+        """What the KV blocks hold once the step under way has ended and nothing older waits."""
+        future: Future[dict[int, bytes]] = Future()
+        self._inbox.put(lambda: future.set_result(dict(self.batch.contents)))
+        return future
+
     # -- the thread
 
     def run(self) -> None:
         try:
-            while (plan := self._inbox.get()) is not None:
-                self._run_plan(plan)
+            while (item := self._inbox.get()) is not None:
+                if not isinstance(item, Plan):
+                    item()
+                elif item.session == self.session:
+                    self._run_plan(item)
         except Exception as error:  # noqa: BLE001 - handed on: the process must not live on without its loop
             self._on_failure(error)
 
@@ -81,8 +95,13 @@ class StepLoop(threading.Thread):
             return
         if plan.full:
             self._kept.clear()
-        self._backlog.acquire()
+        if not self._backlog.acquire(blocking=False):
+            self.paused = True
+            self._backlog.acquire()
+            self.paused = False
+        failpoint("step.before")
         output = self._step(plan)
+        failpoint("step.after")
         self.last_plan = plan.number
         self._kept[plan.number] = output
         self._kept.pop(plan.number - self._keep_results, None)

@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
@@ -30,7 +31,8 @@ from services.worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 FAKE_BLOCKS = 4096
-DRAIN_S = 10.0
+DRAIN_S = 15.0
+GIVE_AWAY_S = 8.0
 
 
 def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
@@ -66,6 +68,12 @@ def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
     )
 
 
+async def given_away(batch: InputBatch, session: SessionServer) -> None:
+    """Return once no sequence is left here, or nobody to give one to."""
+    while batch.sequences and session.connected:  # noqa: ASYNC110 - the step loop's thread changes it
+        await asyncio.sleep(0.01)
+
+
 def observe(gauges: metrics.WorkerMetrics, step: StepOutput) -> None:
     """Count one step."""
     if not step.num_rows:
@@ -80,7 +88,7 @@ def observe(gauges: metrics.WorkerMetrics, step: StepOutput) -> None:
 
 async def serve(settings: WorkerSettings) -> None:
     """Run the worker until a signal; what was computed is published before it ends."""
-    stop = asyncio.Event()
+    stop = process.Stop()
     process.on_signals(stop)
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     files = resolve_model(settings.model)
@@ -136,7 +144,11 @@ async def serve(settings: WorkerSettings) -> None:
     log.info("%s is listening on port %d with %d blocks of KV", settings.name, port, executor.num_blocks)
 
     async def drain() -> None:
-        """Take no more plans; what was computed is published."""
+        """Give away what runs here, then take no more plans; what was computed is published."""
+        if not stop.at_once:
+            session.drain()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(given_away(batch, session), GIVE_AWAY_S)
         await server.stop(grace=0.5)
         steps.stop()
         await asyncio.to_thread(steps.join, DRAIN_S)

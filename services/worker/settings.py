@@ -21,4 +21,5 @@ class WorkerSettings(OrcaSettings):
     block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
     max_in_flight: int = Field(2, ge=1, le=8, description="plans on the worker at once")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0 takes all cores")
+    fake_salted: bool = Field(False, description="the fake executor gives other tokens with every start, as GPUs may")
     fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")

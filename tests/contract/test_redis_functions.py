@@ -2,14 +2,31 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from services.common.admission import (
+    AdmissionLimits,
+    Admitted,
+    Full,
+    IdempotencyKey,
+    Joined,
+    Mismatch,
+    Terms,
+    Withdrawn,
+)
 from services.common.codec import details_to_bytes
-from services.common.journal import FenceAnswer, FencedChoice, PublishItem, TokenDetail
+from services.common.journal import Crash, FenceAnswer, FencedChoice, Leave, PublishItem, TokenDetail
 from services.common.redis.store import Store
 
 
-async def _request(store: Store, name: str = "r1", choices: int = 1, limit: int = 10) -> FenceAnswer:
-    assert await store.enqueue(name, b"payload", "router-a", choices, 5, limit, 60)
+def _terms(choices: int = 1, limits: AdmissionLimits | None = None, **other: Any) -> Terms:
+    return Terms("router-a", choices, 5, 20, limits or AdmissionLimits(), 60, **other)
+
+
+async def _request(store: Store, name: str = "r1", **terms: Any) -> FenceAnswer:
+    assert await store.enqueue(name, b"payload", _terms(**terms)) == Admitted()
     fence = await store.fence(name, 1)
     assert isinstance(fence, FenceAnswer)
     return fence
@@ -41,11 +58,78 @@ async def test_tokens_reach_journal_and_inbox_in_order(store: Store) -> None:
 
 
 async def test_enqueue_is_bounded_and_idempotent(store: Store) -> None:
-    await _request(store, "r1", limit=2)
-    await _request(store, "r2", limit=2)
-    assert not await store.enqueue("r3", b"", "router-a", 1, 5, 2, 60)
-    assert await store.enqueue("r1", b"payload", "router-a", 1, 5, 2, 60), "a retry is not a second request"
+    two = AdmissionLimits(requests=2)
+    await _request(store, "r1", limits=two)
+    await _request(store, "r2", limits=two)
+    assert await store.enqueue("r3", b"", _terms(limits=two)) == Full("requests", 5), "no rate is known yet"
+    assert await store.enqueue("r1", b"payload", _terms(limits=two)) == Admitted(), "a retry is not a second request"
     assert await store.num_requests() == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "mine"),
+    [("tokens", False), ("tokens", True), ("tenant_requests", True), ("tenant_tokens", True)],
+)
+async def test_each_limit_is_kept_and_freed(store: Store, limit: str, mine: bool) -> None:
+    limits = AdmissionLimits(**{limit: 1 if limit == "tenant_requests" else 30})
+    await _request(store, "r1", limits=limits, tenant="a")
+    tenant = "a" if mine else "b"
+    refusal = await store.enqueue("r2", b"", _terms(limits=limits, tenant=tenant))
+    assert isinstance(refusal, Full)
+    assert refusal.limit == limit
+    if limit.startswith("tenant"):
+        await _request(store, "r3", limits=limits, tenant="b")
+    assert await store.publish("w0", [_item(finish="stop")]) == ["ok"]
+    await _request(store, "r2", limits=limits, tenant=tenant)
+
+
+async def test_load_and_usage_are_counted_once(store: Store) -> None:
+    await _request(store, "r1", tenant="a")
+    item = _item(ids=(1, 2, 3), finish="stop")
+    assert await store.publish("w0", [item]) == ["ok"]
+    assert await store.publish("w0", [item, _item(ids=(1, 2, 9), finish="length")]) == ["same", "finished"]
+    assert await store.usage() == {"a": {"requests": 1, "prompt": 5, "completion": 3}}
+    assert not await store._redis.exists(store._prefix + "load")
+
+
+async def test_an_idempotency_key_joins_replays_or_is_refused(store: Store) -> None:
+    key = IdempotencyKey("k", "b")
+    await _request(store, "r1", idempotency=key)
+    assert await store.enqueue("r2", b"", _terms(idempotency=key)) == Joined("r1")
+    assert await store.enqueue("r3", b"", _terms(idempotency=replace(key, body="other"))) == Mismatch()
+    assert await store.enqueue("r1", b"", _terms(idempotency=key)) == Admitted(), "its own retry"
+    assert await store.publish("w0", [_item(finish="stop")]) == ["ok"]
+    assert await store.enqueue("r2", b"", _terms(idempotency=key)) == Joined("r1"), "finished: replayed"
+    await store._redis.delete(store._prefix + "state:r1")
+    await _request(store, "r2", idempotency=key)
+    assert await store.publish("w0", [_item("r2", finish="abort", ids=())]) == ["ok"]
+    await _request(store, "r4", idempotency=key)
+
+
+async def test_a_request_withdrawn_before_it_came_never_comes(store: Store) -> None:
+    assert await store.abort("r1", "router-a", Leave.UNBORN) == "gone"
+    assert await store.enqueue("r1", b"", _terms()) == Withdrawn()
+    assert await store.num_requests() == 0
+    assert await store.fence("r1", 1) == "gone"
+    assert await store.attach("r1", "router-a") is None
+
+
+async def test_crashes_alone_are_counted_until_there_is_progress(store: Store) -> None:
+    await _request(store)
+
+    async def crash(how: Crash) -> int | None:
+        fence = await store.fence("r1", 1, [0], how)
+        assert isinstance(fence, FenceAnswer)
+        return fence.crashes
+
+    assert [await crash(how) for how in (Crash.NONE, Crash.SHARED, Crash.ALONE, Crash.ALONE)] == [None, 0, 1, 2]
+    newer = await store.fence("r1", 2)
+    assert isinstance(newer, FenceAnswer)
+    assert newer.crashes == 2, "a new leader knows"
+    assert await store.publish("w0", [_item(epoch=2, attempt=1)]) == ["ok"]
+    again = await store.fence("r1", 2, [0], Crash.ALONE)
+    assert isinstance(again, FenceAnswer)
+    assert again.crashes == 1, "a token came out: it is not what it was suspected of"
 
 
 async def test_retry_after_a_lost_answer_is_same(store: Store) -> None:
@@ -107,7 +191,8 @@ async def test_the_last_finish_writes_usage_and_empties_the_queue(store: Store) 
 
 async def test_abort_only_when_the_last_reader_leaves(store: Store) -> None:
     await _request(store)
-    assert await store.attach("r1", "router-b")
+    assert await store.attach("r1", "router-b") == "{}"
+    assert await store.readers(["r1"]) == [{"router-a", "router-b"}]
     assert await store.abort("r1", "router-a") == "kept"
     assert not await store.is_aborted("r1")
     assert await store.abort("r1", "router-b") == "ok"
@@ -118,19 +203,42 @@ async def test_abort_only_when_the_last_reader_leaves(store: Store) -> None:
     assert await store.publish("", [_item(ids=(), finish="abort")]) == ["ok"]
     assert await store.abort("r1", "router-b") == "finished"
     assert await store.abort("nobody") == "gone"
-    assert not await store.attach("nobody", "router-a")
+    assert await store.attach("nobody", "router-a") is None
+
+
+async def test_what_is_resumable_or_handed_on_is_not_aborted(store: Store) -> None:
+    await _request(store, resumable=True)
+    assert await store.abort("r1", "router-a") == "kept"
+    await _request(store, "r2")
+    assert await store.abort("r2", "router-a", Leave.DETACH) == "kept"
+    assert not await store.is_aborted("r1")
+    assert not await store.is_aborted("r2")
+    assert await store.readers(["r1", "r2"]) == [set(), set()]
+
+
+async def test_a_move_rings_the_leader(store: Store) -> None:
+    await _request(store)
+    assert await store.move("r1", "w1")
+    assert not await store.move("nobody")
+    ((_, _, fields),) = await store.read({store.control_key: "0-0"}, 10)
+    assert dict(fields) == {b"r": b"r1", b"w": b"w1"}
 
 
 async def test_leadership_and_registration(store: Store) -> None:
-    first = await store.lead("a", 5_000)
-    assert first is not None
-    assert await store.lead("b", 5_000) is None
+    assert await store.lead("a", 5_000) == "vacant"
+    first = await store.lead("a", 5_000, claim=True)
+    assert isinstance(first, tuple)
+    assert await store.leader() == "a"
+    assert await store.lead("b", 5_000, claim=True) is None
     assert await store.lead("a", 5_000) == first, "keeping the lead keeps the epoch"
     await store._redis.delete(store._prefix + "leader")  # lapsed, while Redis was away
     assert await store.lead("a", 5_000, first[0]) == first, "whoever was cut off goes on under its epoch"
+    await store._redis.delete(store._prefix + "leader")
+    assert await store.lead("b", 5_000) == "vacant", "who had it comes first"
+    assert await store.lead("a", 5_000, first[0]) == first
     assert await store.lead("a", 0) is None
     second = await store.lead("b", 5_000)
-    assert second is not None
+    assert isinstance(second, tuple), "given up: nobody need wait"
     assert second[0] > first[0]
     await store.register("workers", "w0", '{"a": 1}', 5_000)
     await store.register("workers", "w1", "{}", 1)

@@ -7,14 +7,22 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.common import process
+from services.common.admission import AdmissionLimits
 from services.common.errors import GenerationFailed, Overloaded
 from services.common.journal import FenceAnswer, PublishItem
 from services.common.redis.store import Store
 from services.common.request import GenerateRequest, SamplingParams
-from services.router.adapters.backend import Backend
+from services.router.adapters.backend import Backend, Windows
 from services.router.api.stream import Stream
+from services.router.core.document import Document
 
 REQUEST = GenerateRequest("r1", "m", ((1, 2, 3),), SamplingParams(max_tokens=50))
+WINDOWS = Windows(60, 60)
+
+
+async def submit(backend: Backend, request: GenerateRequest = REQUEST, resumable: bool = False) -> Stream:
+    document = Document.of(request, "completion", 0, True, False)
+    return await backend.submit(request, document, None, resumable)
 
 
 @asynccontextmanager
@@ -46,8 +54,8 @@ async def collect(stream: Stream) -> list[int]:
 
 @pytest.mark.parametrize("lost", [(2, 5), (0, 3), (15, 20)])
 async def test_lost_frames_come_from_the_journal(store: Store, lost: tuple[int, int]) -> None:
-    backend = Backend(store, "router-a", 10, 60)
-    stream = await backend.submit(REQUEST)
+    backend = Backend(store, "router-a", AdmissionLimits(10), WINDOWS)
+    stream = await submit(backend)
     assert isinstance(await store.fence("r1", 1), FenceAnswer)
     await publish(store, 0, 20, finish_at=19)
     inbox = store.inbox_key("router-a")
@@ -60,9 +68,9 @@ async def test_lost_frames_come_from_the_journal(store: Store, lost: tuple[int, 
 
 
 async def test_an_emptied_redis_ends_open_streams_within_seconds(store: Store) -> None:
-    backend = Backend(store, "router-a", 10, 60)
+    backend = Backend(store, "router-a", AdmissionLimits(10), WINDOWS)
     async with running(backend):
-        stream = await backend.submit(REQUEST)
+        stream = await submit(backend)
         for key in await store._redis.keys(store._prefix + "*"):
             await store._redis.delete(key)
         with pytest.raises(GenerationFailed):
@@ -71,10 +79,10 @@ async def test_an_emptied_redis_ends_open_streams_within_seconds(store: Store) -
 
 
 async def test_refusal_queues_nothing_and_leaving_aborts(store: Store) -> None:
-    backend = Backend(store, "router-a", 1, 60)
-    stream = await backend.submit(REQUEST)
+    backend = Backend(store, "router-a", AdmissionLimits(1), WINDOWS)
+    stream = await submit(backend)
     with pytest.raises(Overloaded):
-        await backend.submit(GenerateRequest("r2", "m", ((1,),), SamplingParams(max_tokens=5)))
+        await submit(backend, GenerateRequest("r2", "m", ((1,),), SamplingParams(max_tokens=5)))
     assert await store.num_requests() == 1
     backend.leave(stream)
     backend.leave(stream)

@@ -202,10 +202,29 @@ class Fleet:
             del self.live[key]
         self._forget(request_id)
 
-    def lose(self, name: str) -> None:
-        self.recovering += self.scheduler.remove_worker(name)
+    def lose(self, name: str, rng: random.Random) -> None:
+        """A worker's process ends, for a reason or without one; or only its session breaks, and it offers what it has."""
+        self.recovering += self.scheduler.remove_worker(name, crashed=rng.random() < 0.7)
         assert all(sequence.status is not Status.RUNNING for sequence in self.recovering)
-        self._connect(name)
+        if rng.random() < 0.5:
+            self._connect(name)
+        else:
+            worker = self.workers[name]
+            worker.plans.clear()
+            self.scheduler.add_worker(name, builders.limits(**self.limits), dict(worker.batch.contents))
+
+    def operate(self, name: str, rng: random.Random) -> None:
+        """An operator empties a worker, or lets it go on, or moves something."""
+        worker = self.scheduler.workers[name]
+        if worker.draining:
+            self.scheduler.undrain(name)
+        elif rng.random() < 0.5:
+            self.scheduler.drain(name)
+            assert not worker.running, "a worker that drains runs nothing"
+        elif worker.running:
+            sequence = rng.choice(list(worker.running.values()))
+            self.scheduler.send_away(sequence, rng.choice([None, *self.scheduler.workers]))
+        self.recovering += self.scheduler.take_moving()
 
     def suspend(self, sequence: Sequence) -> None:
         if sequence.status is not Status.RECOVERING:
@@ -225,6 +244,9 @@ class Fleet:
         invariants.check(self.scheduler)
 
     def drain(self, rng: random.Random) -> None:
+        for name, worker in self.scheduler.workers.items():
+            if worker.draining:
+                self.scheduler.undrain(name)
         for _ in range(20_000):
             self.recover(rng)
             moved = False

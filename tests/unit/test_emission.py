@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from services.common.journal import JournalEntry, JournalItem
 from services.common.request import GenerateRequest, SamplingParams
 from services.common.text.detokenizer import Detokenizer, TokenBytes
+from services.router.core.document import Document
 from services.router.core.emission import Fold
 from services.worker.core.plan import Plan, SequenceOutput, SequenceState, StepOutput
 from services.worker.core.publishing import PublishBook
@@ -32,7 +33,7 @@ def published(text: bytes, params: SamplingParams) -> list[JournalEntry]:
 
 
 def text_of(entries: list[JournalEntry], params: SamplingParams) -> tuple[str, str | None]:
-    fold = Fold(GenerateRequest("r", "m", ((0,),), params), TABLE)
+    fold = Fold(Document.of(GenerateRequest("r", "m", ((0,),), params), "completion", 0, True, False), TABLE)
     deltas = [delta for entry in entries for delta in fold.push(entry)]
     assert fold.done
     assert [delta.first for delta in deltas].count(True) == 1

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from services.common.journal import FenceAnswer, FencedChoice
+from services.common.journal import Crash, FenceAnswer, FencedChoice
 from services.common.request import GenerateRequest, SamplingParams
 from services.scheduler.core import invariants
 from services.scheduler.core.request import FinishReason, Status
 from services.scheduler.core.step import StepPlan
-from services.scheduler.engine import MAX_ATTEMPTS, Assignment, Engine, PublishOutcome
+from services.scheduler.engine import MAX_CRASHES, MAX_STALLS, Assignment, Engine, PublishOutcome
 from tests import builders
 
 
@@ -29,16 +29,24 @@ class Link:
 class Asked:
     finishes: list[tuple[str, list[int], FinishReason]] = field(default_factory=list)
     recoveries: list[tuple[str, list[int]]] = field(default_factory=list)
+    crashes: list[Crash] = field(default_factory=list)
 
     def finish(self, request_id: str, choices: list[int], reason: FinishReason) -> None:
         self.finishes.append((request_id, choices, reason))
 
-    def recover(self, request_id: str, choices: list[int]) -> None:
+    def recover(self, request_id: str, choices: list[int], crash: Crash = Crash.NONE) -> None:
         self.recoveries.append((request_id, choices))
+        self.crashes.append(crash)
+
+    @property
+    def is_idle(self) -> bool:
+        return True
 
 
-def fence(*choices: tuple[int, tuple[int, ...], str | None], aborted: bool = False) -> FenceAnswer:
-    return FenceAnswer(aborted, tuple(FencedChoice(*choice) for choice in choices))
+def fence(
+    *choices: tuple[int, tuple[int, ...], str | None], aborted: bool = False, crashes: int | None = None
+) -> FenceAnswer:
+    return FenceAnswer(aborted, tuple(FencedChoice(*choice) for choice in choices), crashes)
 
 
 class Bench:
@@ -153,14 +161,81 @@ def test_what_fits_nowhere_is_ended_once_the_fleet_is_known() -> None:
     bench.assert_idle()
 
 
-def test_what_keeps_failing_is_ended() -> None:
+def test_what_crashes_its_worker_alone_is_ended() -> None:
     bench = Bench()
     bench.request(max_tokens=50)
-    for attempt in range(2, MAX_ATTEMPTS + 2):
+    for crashes in range(1, MAX_CRASHES + 1):
         bench.engine.on_worker_lost("w0")
+        assert bench.journal.crashes[-1] is Crash.ALONE
         bench.connect()
-        bench.engine.on_recovered("r", [0], fence((attempt, (), None)))
+        bench.engine.on_recovered("r", [0], fence((crashes + 1, (), None), crashes=crashes))
         bench.engine.pump()
     assert bench.journal.finishes == [("r", [0], FinishReason.ERROR)]
+    bench.engine.on_finished("r", [0])
+    bench.assert_idle()
+
+
+def test_a_crash_in_company_is_tried_in_halves_and_a_lone_bystander_is_not_held_responsible() -> None:
+    bench = Bench()
+    for name in ("a", "b", "c"):
+        bench.request(name=name, max_tokens=50)
+        bench.result()
+    bench.engine.on_worker_lost("w0")
+    assert bench.journal.crashes == [Crash.SHARED] * 3
+    for name in ("a", "b", "c"):
+        bench.engine.on_recovered(name, [0], fence((2, (7,), None), crashes=0))
+    bench.connect()
+    bench.engine.pump()
+    together = [{i.sequence.request_id for i in plan.scheduled} for plan in bench.link.plans]
+    assert together[0] == {"a", "b"}, "the first half"
+    bench.result()
+    while len(bench.link.plans) < 5:
+        bench.result()
+    others = [{i.sequence.request_id for i in plan.scheduled} for plan in bench.link.plans]
+    assert {"c"} in others, "the second half, apart"
+    assert others[-1] == {"a", "b", "c"}, "all are cleared"
+    assert bench.engine.core.counters.trials == 2
+    for name in ("a", "b", "c"):
+        bench.engine.on_abort(name)
+        bench.engine.on_finished(name, [0])
+    bench.assert_idle()
+
+
+def test_an_idle_workers_loss_makes_nobody_a_suspect() -> None:
+    bench = Bench()
+    bench.request(max_tokens=1)
+    bench.result()
+    bench.engine.on_worker_lost("w0")
+    assert bench.journal.crashes == [Crash.NONE]
+    bench.connect()
+    bench.engine.on_recovered("r", [0], fence((2, (7,), "length")))
+    bench.assert_idle()
+
+
+def test_tokens_that_never_go_into_the_journal_end_the_request() -> None:
+    bench = Bench()
+    bench.request(max_tokens=50)
+    for attempt in range(2, MAX_STALLS + 3):
+        bench.engine.on_outcome(PublishOutcome(bench.link.added[-1].item.sequence_id, "stale", None))
+        bench.engine.on_recovered("r", [0], fence((attempt, (), None)))
+        while bench.engine.core.workers["w0"].in_flight:
+            bench.result()
+            if bench.link.added[-1].attempt == attempt:
+                break
+    assert bench.journal.finishes == [("r", [0], FinishReason.ERROR)]
+    bench.engine.on_finished("r", [0])
+    bench.assert_idle()
+
+
+def test_a_deadline_ends_a_request_wherever_it_is() -> None:
+    bench = Bench()
+    request = GenerateRequest("r", "m", ((1, 2, 3),), SamplingParams(max_tokens=50))
+    bench.engine.on_request(request, fence((1, (), None)), deadline_s=10.0)
+    bench.engine.pump()
+    bench.engine.expire(9.0)
+    assert not bench.journal.finishes
+    bench.engine.expire(11.0)
+    bench.engine.expire(12.0)
+    assert bench.journal.finishes == [("r", [0], FinishReason.DEADLINE)]
     bench.engine.on_finished("r", [0])
     bench.assert_idle()

@@ -7,6 +7,7 @@ local INBOX_MAXLEN = 10000
 local INBOX_TTL_S = 120
 local CONTROL_MAXLEN = 1000
 local CONTROL_TTL_S = 300
+local RESIGNED_MS = 10000
 -- choice:index:token ids:finish
 local ITEM = '^(%d+):(%d+):([%d,]*):(%a*)$'
 
@@ -39,9 +40,14 @@ local function each_item(journal, f)
   end
 end
 
-local function ring(prefix, request)
+-- A doorbell: look at this request's state; with a worker, move it there.
+local function ring(prefix, request, worker)
   local control = prefix .. 'control'
-  redis.call('XADD', control, 'MAXLEN', '~', CONTROL_MAXLEN, '*', 'r', request)
+  if worker then
+    redis.call('XADD', control, 'MAXLEN', '~', CONTROL_MAXLEN, '*', 'r', request, 'w', worker)
+  else
+    redis.call('XADD', control, 'MAXLEN', '~', CONTROL_MAXLEN, '*', 'r', request)
+  end
   redis.call('EXPIRE', control, CONTROL_TTL_S)
 end
 
@@ -56,19 +62,95 @@ local function generation(prefix)
   return id
 end
 
--- ARGV: request, payload, router, choices, prompt tokens, most requests in the system, resume window in s
--- Returns {'ok'} or {'full', length}.
+-- How many requests have ended, and how many were refused, in this span of five seconds and in the one before.
+local SPAN_MS = 5000
+local UNKNOWN_RATE_S = 5
+
+local function count(prefix, what, number)
+  local key, now = prefix .. 'rate', now_ms()
+  local span = math.floor(now / SPAN_MS)
+  local held = tonumber(redis.call('HGET', key, 'span') or '-2')
+  if held ~= span then
+    for _, name in ipairs({ 'ended', 'refused' }) do
+      local last = held == span - 1 and redis.call('HGET', key, name) or 0
+      redis.call('HSET', key, name .. ':before', last or 0, name, 0)
+    end
+    redis.call('HSET', key, 'span', span)
+  end
+  redis.call('HINCRBY', key, what, number)
+  redis.call('EXPIRE', key, 60)
+end
+
+-- Seconds until those refused lately, this one among them, have had their turn, at the rate at which requests end.
+local function retry_after(prefix)
+  local values = redis.call('HMGET', prefix .. 'rate', 'ended', 'ended:before', 'refused', 'refused:before')
+  local function sum(a, b) return tonumber(values[a] or 0) + tonumber(values[b] or 0) end
+  local seconds = (SPAN_MS + math.fmod(now_ms(), SPAN_MS)) / 1000
+  if sum(1, 2) == 0 then return UNKNOWN_RATE_S end
+  return math.max(1, math.min(60, math.ceil(sum(3, 4) * seconds / sum(1, 2))))
+end
+
+-- What is in the system: requests and the tokens that they may come to hold, in total and per tenant.
+local function add_load(prefix, tenant, requests, tokens)
+  local key = prefix .. 'load'
+  for _, field in ipairs({ 'requests', 'requests:' .. tenant }) do
+    if redis.call('HINCRBY', key, field, requests) <= 0 then redis.call('HDEL', key, field) end
+  end
+  for _, field in ipairs({ 'tokens', 'tokens:' .. tenant }) do
+    if redis.call('HINCRBY', key, field, tokens) <= 0 then redis.call('HDEL', key, field) end
+  end
+end
+
+-- The first limit that one more request would break, or nil.
+local function limit_broken(prefix, terms)
+  local load = redis.call('HMGET', prefix .. 'load',
+    'requests', 'tokens', 'requests:' .. terms.tenant, 'tokens:' .. terms.tenant)
+  local more = { 1, terms.tokens, 1, terms.tokens }
+  for i, limit in ipairs(terms.limits) do
+    -- A request that is alone in the system may be larger than the limit on tokens: it could never come in otherwise.
+    local held = tonumber(load[i] or '0')
+    if limit > 0 and held > 0 and held + more[i] > limit then return i end
+  end
+end
+
+-- Who has this idempotency key: 'joined' and the request, 'mismatch', or nil.
+local function owner_of(prefix, terms)
+  local held = redis.call('GET', prefix .. 'idempotency:' .. terms.key)
+  if not held then return nil end
+  local owner, body = string.match(held, '^(%S+) (%S+)$')
+  if redis.call('HEXISTS', state_key(prefix, owner), 'choices') == 0 then return nil end
+  if body ~= terms.body then return { 'mismatch' } end
+  return { 'joined', owner }
+end
+
+-- ARGV: request, payload, document (what another router needs to go on with the stream), terms (JSON: router, choices,
+-- prompt_tokens, tokens, tenant, limits (requests, tokens, and the same per tenant; 0 is none), window in s, resumable,
+-- turned_away, key and body (digests; '' without an idempotency key)).
+-- Returns {'ok'}, {'full', which limit, retry after s}, {'joined', request}, {'mismatch'} or {'gone'}.
 local function enqueue(keys, args)
   local prefix = prefix_of(keys)
-  local request, payload, router, choices, prompt_tokens = args[1], args[2], args[3], args[4], args[5]
+  local request, payload, document, terms = args[1], args[2], args[3], cjson.decode(args[4])
   local state = state_key(prefix, request)
-  if redis.call('EXISTS', state) == 1 then return { 'ok' } end
-  local length = redis.call('XLEN', keys[1])
-  if length >= tonumber(args[6]) then return { 'full', length } end
+  if redis.call('EXISTS', state) == 1 then
+    return { redis.call('HEXISTS', state, 'choices') == 1 and 'ok' or 'gone' }
+  end
+  local owner = terms.key ~= '' and owner_of(prefix, terms)
+  if owner then return owner end
+  if terms.turned_away > 0 then count(prefix, 'refused', terms.turned_away) end
+  local broken = limit_broken(prefix, terms)
+  if broken then
+    count(prefix, 'refused', 1)
+    return { 'full', broken, retry_after(prefix) }
+  end
   generation(prefix)
   local entry = redis.call('XADD', keys[1], '*', 'r', request, 'p', payload)
-  redis.call('HSET', state, 'entry', entry, 'choices', choices, 'prompt_tokens', prompt_tokens,
-    'epoch', 0, 'last', '0-0', 'window', args[7], 'reader:' .. router, 1)
+  redis.call('HSET', state, 'entry', entry, 'choices', terms.choices, 'prompt_tokens', terms.prompt_tokens,
+    'epoch', 0, 'last', '0-0', 'window', terms.window, 'readers', terms.router, 'document', document,
+    'tenant', terms.tenant, 'tokens', terms.tokens, 'key', terms.key, 'resumable', terms.resumable and 1 or 0)
+  if terms.key ~= '' then
+    redis.call('SET', prefix .. 'idempotency:' .. terms.key, request .. ' ' .. terms.body)
+  end
+  add_load(prefix, terms.tenant, 1, terms.tokens)
   return { 'ok' }
 end
 
@@ -145,41 +227,55 @@ local function answer(prefix, touched, cache, item, worker)
   return 'ok'
 end
 
--- The last choice has finished: usage into the journal, the request out of the queue, all keys expiring.
-local function usage_of(state)
-  local all = redis.call('HGETALL', state)
-  local completion, values = 0, {}
-  for i = 1, #all, 2 do
-    values[all[i]] = all[i + 1]
-    if string.sub(all[i], 1, 5) == 'next:' then completion = completion + tonumber(all[i + 1]) end
+local function completion_tokens(state, choices)
+  local total = 0
+  for c = 0, choices - 1 do total = total + tonumber(redis.call('HGET', state, 'next:' .. c) or '0') end
+  return total
+end
+
+-- The last choice has finished: the request out of the queue, its use metered, all its keys expiring.
+local function close(prefix, keys, request, completion)
+  local state = state_key(prefix, request)
+  local v = redis.call('HMGET', state, 'entry', 'window', 'tenant', 'tokens', 'key', 'prompt_tokens', 'choices')
+  local tenant, usage = v[3], prefix .. 'usage'
+  redis.call('HSET', state, 'done', 1)
+  redis.call('XDEL', keys[1], v[1])
+  redis.call('EXPIRE', state, v[2])
+  redis.call('EXPIRE', journal_key(prefix, request), v[2])
+  add_load(prefix, tenant, -1, -tonumber(v[4]))
+  count(prefix, 'ended', 1)
+  redis.call('HINCRBY', usage, 'requests:' .. tenant, 1)
+  redis.call('HINCRBY', usage, 'prompt:' .. tenant, v[6])
+  redis.call('HINCRBY', usage, 'completion:' .. tenant, completion)
+  if v[5] == '' then return end
+  local well = true
+  for c = 0, tonumber(v[7]) - 1 do
+    local finish = redis.call('HGET', state, 'fin:' .. c)
+    well = well and (finish == 'stop' or finish == 'length')
   end
-  return values, values.prompt_tokens .. ':' .. completion
+  -- What went wrong is not replayed: the next try under this key is a new one.
+  local key = prefix .. 'idempotency:' .. v[5]
+  if well then redis.call('EXPIRE', key, v[2]) else redis.call('DEL', key) end
 end
 
 local function write_entry(prefix, keys, entry, is_last)
   local state, journal = state_key(prefix, entry.request), journal_key(prefix, entry.request)
-  local values, usage = usage_of(state)
-  local done = is_last and values.finished == values.choices and not values.done
+  local v = redis.call('HMGET', state, 'finished', 'choices', 'done', 'last', 'readers')
+  local done, completion = is_last and v[1] == v[2] and not v[3], 0
   if done then
+    completion = completion_tokens(state, tonumber(v[2]))
     entry.fields[#entry.fields + 1] = '$'
-    entry.fields[#entry.fields + 1] = usage
+    entry.fields[#entry.fields + 1] = redis.call('HGET', state, 'prompt_tokens') .. ':' .. completion
   end
   local id = redis.call('XADD', journal, '*', unpack(entry.fields))
   redis.call('HSET', state, 'last', id)
-  for name in pairs(values) do
-    if string.sub(name, 1, 7) == 'reader:' then
-      local inbox = prefix .. 'inbox:' .. string.sub(name, 8)
-      redis.call('XADD', inbox, 'MAXLEN', '~', INBOX_MAXLEN, '*',
-        'r', entry.request, 'j', id, 'b', values.last, unpack(entry.fields))
-      redis.call('EXPIRE', inbox, INBOX_TTL_S)
-    end
+  for router in string.gmatch(v[5] or '', '%S+') do
+    local inbox = prefix .. 'inbox:' .. router
+    redis.call('XADD', inbox, 'MAXLEN', '~', INBOX_MAXLEN, '*',
+      'r', entry.request, 'j', id, 'b', v[4], unpack(entry.fields))
+    redis.call('EXPIRE', inbox, INBOX_TTL_S)
   end
-  if done then
-    redis.call('HSET', state, 'done', 1)
-    redis.call('XDEL', keys[1], values.entry)
-    redis.call('EXPIRE', state, values.window)
-    redis.call('EXPIRE', journal, values.window)
-  end
+  if done then close(prefix, keys, entry.request, completion) end
 end
 
 -- ARGV: worker, then per item: request, epoch, attempt, choice, index, ids (comma-separated), finish, payload, step
@@ -202,9 +298,21 @@ local function publish(keys, args)
   return answers
 end
 
--- ARGV: request, epoch, choices (comma-separated). A higher epoch takes all choices (attempt 1); within an
--- epoch the attempts of the named choices are raised.
--- Returns {'ok', aborted, attempt, ids and finish per choice ...}, {'stale'} or {'gone'}.
+-- A crash of the worker that ran the request: how often it has crashed alone without a token in between. Kept with the
+-- journal's length, so that progress clears it.
+local function suspicion(state, total, crash)
+  local held, length = string.match(redis.call('HGET', state, 'suspect') or '', '^(%d+):(%d+)$')
+  local stands = held and tonumber(length) == total
+  if crash == '' then return stands and held or '' end
+  local alone = (stands and tonumber(held) or 0) + (crash == 'alone' and 1 or 0)
+  redis.call('HSET', state, 'suspect', alone .. ':' .. total)
+  return tostring(alone)
+end
+
+-- ARGV: request, epoch, choices (comma-separated), crash ('', 'shared' or 'alone'). A higher epoch takes all choices
+-- (attempt 1); within an epoch the attempts of the named choices are raised.
+-- Returns {'ok', aborted, crashes alone ('' if it is no suspect), then per choice: attempt, ids, finish}, {'stale'} or
+-- {'gone'}.
 local function fence(keys, args)
   local prefix = prefix_of(keys)
   local request, epoch = args[1], tonumber(args[2])
@@ -225,7 +333,7 @@ local function fence(keys, args)
     if item_ids ~= '' then table.insert(ids[c], item_ids) end
     if item_finish ~= '' then finish[c] = item_finish end
   end)
-  local out = { 'ok', values[2] and '1' or '' }
+  local out = { 'ok', values[2] and '1' or '', suspicion(state, completion_tokens(state, choices), args[4]) }
   for c = 0, choices - 1 do
     out[#out + 1] = redis.call('HGET', state, 'attempt:' .. c)
     out[#out + 1] = table.concat(ids[c], ',')
@@ -234,32 +342,56 @@ local function fence(keys, args)
   return out
 end
 
--- ARGV: request, router. Joins the readers; the caller then reads the journal and drops duplicates.
--- Returns {'ok'} or {'gone'}.
-local function attach(keys, args)
-  local state = state_key(prefix_of(keys), args[1])
-  if redis.call('EXISTS', state) == 0 then return { 'gone' } end
-  redis.call('HSET', state, 'reader:' .. args[2], 1)
-  return { 'ok' }
+-- The readers without one of them: the others' names, by space.
+local function without(readers, router)
+  local others = {}
+  for name in string.gmatch(readers or '', '%S+') do
+    if name ~= router then others[#others + 1] = name end
+  end
+  return table.concat(others, ' ')
 end
 
--- ARGV: request, router ('' aborts whoever reads). A router's leaving aborts only when it was the last reader.
+-- ARGV: request, router. Joins the readers; the caller then reads the journal and drops duplicates.
+-- Returns {'ok', document} or {'gone'}.
+local function attach(keys, args)
+  local state = state_key(prefix_of(keys), args[1])
+  local v = redis.call('HMGET', state, 'choices', 'readers', 'document')
+  if not v[1] then return { 'gone' } end
+  local others = without(v[2], args[2])
+  redis.call('HSET', state, 'readers', others == '' and args[2] or others .. ' ' .. args[2])
+  return { 'ok', v[3] }
+end
+
+-- ARGV: request, router ('' aborts whoever reads), how. A router's leaving aborts only when it was the last reader, and
+-- never what opted into resume ('detach' leaves any request so): that runs on for a grace period.
+-- With 'unborn' a request that is not there can never be enqueued any more.
 -- Returns {'ok'}, {'kept'}, {'finished'} or {'gone'}.
 local function abort(keys, args)
   local prefix = prefix_of(keys)
   local state = state_key(prefix, args[1])
-  local values = redis.call('HMGET', state, 'epoch', 'done')
-  if not values[1] then return { 'gone' } end
-  if args[2] ~= '' then
-    redis.call('HDEL', state, 'reader:' .. args[2])
-    if values[2] then return { 'finished' } end
-    for _, name in ipairs(redis.call('HKEYS', state)) do
-      if string.sub(name, 1, 7) == 'reader:' then return { 'kept' } end
+  local v = redis.call('HMGET', state, 'choices', 'done', 'readers', 'resumable')
+  if not v[1] then
+    if args[3] == 'unborn' then
+      redis.call('HSET', state, 'unborn', 1)
+      redis.call('EXPIRE', state, 120)
     end
+    return { 'gone' }
   end
-  if values[2] then return { 'finished' } end
+  local others = without(v[3], args[2])
+  if args[2] ~= '' then redis.call('HSET', state, 'readers', others) end
+  if v[2] then return { 'finished' } end
+  if args[2] ~= '' and (others ~= '' or v[4] == '1' or args[3] == 'detach') then return { 'kept' } end
   redis.call('HSET', state, 'abort', 1)
   ring(prefix, args[1])
+  return { 'ok' }
+end
+
+-- ARGV: request, worker ('' is any other). A doorbell for the leader. Returns {'ok'} or {'gone'}.
+local function move(keys, args)
+  local prefix = prefix_of(keys)
+  local v = redis.call('HMGET', state_key(prefix, args[1]), 'choices', 'done')
+  if not v[1] or v[2] then return { 'gone' } end
+  ring(prefix, args[1], args[2])
   return { 'ok' }
 end
 
@@ -294,20 +426,23 @@ local function registered(keys, args)
   return out
 end
 
--- ARGV: leader, time to live in ms (0 resigns), epoch that the caller leads with (0: none).
--- A newly acquired lead raises the epoch; one that only lapsed while Redis was away does not.
--- Returns {'leader', epoch, generation} or {'standby', holder}.
+-- ARGV: leader, time to live in ms (0 resigns), epoch that the caller leads with (0: none), claim.
+-- A newly acquired lead raises the epoch; one that only lapsed while Redis was away does not. A lead that lapsed, and was
+-- not given up, is taken only with claim '1', so that whoever had it while Redis was away comes first.
+-- Returns {'leader', epoch, generation}, {'vacant'} or {'standby', holder}.
 local function lead(keys, args)
   local prefix = prefix_of(keys)
   local key, ttl = prefix .. 'leader', tonumber(args[2])
   local holder = redis.call('GET', key)
   if ttl == 0 then
-    if holder == args[1] then redis.call('DEL', key) end
+    if holder == args[1] then redis.call('SET', key, '', 'PX', RESIGNED_MS) end
     return { 'standby', '' }
   end
-  if holder and holder ~= args[1] then return { 'standby', holder } end
+  if holder and holder ~= '' and holder ~= args[1] then return { 'standby', holder } end
   local epoch = redis.call('GET', prefix .. 'epoch') or '0'
-  if not holder and (args[3] == '0' or args[3] ~= epoch) then
+  local keeps = args[3] ~= '0' and args[3] == epoch
+  if not holder and not keeps and args[4] ~= '1' then return { 'vacant' } end
+  if holder ~= args[1] and not keeps then
     -- An emptied Redis must not start again at an epoch that workers have seen: the clock is its floor.
     epoch = string.format('%d', math.max(tonumber(epoch) + 1, tonumber(redis.call('TIME')[1])))
     redis.call('SET', prefix .. 'epoch', epoch)
@@ -321,6 +456,7 @@ redis.register_function('orca_v1_publish', publish)
 redis.register_function('orca_v1_fence', fence)
 redis.register_function('orca_v1_attach', attach)
 redis.register_function('orca_v1_abort', abort)
+redis.register_function('orca_v1_move', move)
 redis.register_function('orca_v1_register', register)
 redis.register_function('orca_v1_registered', registered)
 redis.register_function('orca_v1_lead', lead)

@@ -2,22 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, Literal, TypeVar, cast
 
+import orjson
 from redis import exceptions as redis_errors
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
+from services.common.admission import LIMIT_NAMES, Admission, Admitted, Full, Joined, Mismatch, Terms, Withdrawn
 from services.common.codec import details_from_bytes
 from services.common.errors import ConfigurationError
-from services.common.journal import FenceAnswer, FencedChoice, JournalEntry, JournalItem, PublishItem
+from services.common.journal import Crash, FenceAnswer, FencedChoice, JournalEntry, JournalItem, Leave, PublishItem
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LIBRARY = "orca_v1"
 MAX_CONNECTIONS = 64
 PASSING = ("BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "READONLY", "OOM", "LOADING", "TRYAGAIN")
@@ -123,26 +126,36 @@ class Store:
 
     # -- requests
 
-    async def enqueue(
-        self, request_id: str, payload: bytes, router: str, choices: int, prompt_tokens: int, limit: int, window_s: int
-    ) -> bool:
-        """Put a request into the system; False if `limit` requests are in it already."""
-        answer = await self._call("enqueue", request_id, payload, router, choices, prompt_tokens, limit, window_s)
-        return bool(answer[0] == b"ok")
+    async def enqueue(self, request_id: str, payload: bytes, terms: Terms) -> Admission:
+        """Put a request into the system, within its limits. Again for the same id is no second request."""
+        answer = await self._call("enqueue", request_id, payload, terms.document, _terms_to_json(terms))
+        match answer[0]:
+            case b"ok":
+                return Admitted()
+            case b"full":
+                return Full(LIMIT_NAMES[int(answer[1]) - 1], int(answer[2]))
+            case b"joined":
+                return Joined(answer[1].decode())
+            case b"mismatch":
+                return Mismatch()
+        return Withdrawn()
 
-    async def fence(self, request_id: str, epoch: int, choices: Sequence[int] = ()) -> FenceAnswer | str:
+    async def fence(
+        self, request_id: str, epoch: int, choices: Sequence[int] = (), crash: Crash = Crash.NONE
+    ) -> FenceAnswer | str:
         """Raise the fence and read the journal's end in one call; "gone" or "stale" if that cannot be.
 
         A higher epoch takes every choice; within an epoch the attempts of the named choices are raised.
+        crash: the worker that ran it has crashed.
         """
-        answer = await self._call("fence", request_id, epoch, ",".join(map(str, choices)))
+        answer = await self._call("fence", request_id, epoch, ",".join(map(str, choices)), crash.value)
         if answer[0] != b"ok":
             return cast(bytes, answer[0]).decode()
-        rows = zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
+        rows = zip(answer[3::3], answer[4::3], answer[5::3], strict=True)
         found = (
             FencedChoice(int(attempt), _ids(ids.decode()), finish.decode() or None) for attempt, ids, finish in rows
         )
-        return FenceAnswer(bool(answer[1]), tuple(found))
+        return FenceAnswer(bool(answer[1]), tuple(found), int(answer[2]) if answer[2] else None)
 
     async def publish(self, worker: str, items: Sequence[PublishItem]) -> list[str]:
         """One round trip for a whole step. An answer per item: ok, same, differs, gap:N, stale, finished, gone."""
@@ -153,18 +166,24 @@ class Store:
             args += (item.payload, item.step)
         return [answer.decode() for answer in await self._call("publish", *args)]
 
-    async def attach(self, request_id: str, router: str) -> bool:
-        """Join the readers of a request, before reading its journal. False if it is gone."""
-        return bool((await self._call("attach", request_id, router))[0] == b"ok")
+    async def attach(self, request_id: str, router: str) -> str | None:
+        """Join the readers of a request, before reading its journal: its document. None if it is gone."""
+        answer = await self._call("attach", request_id, router)
+        return answer[1].decode() if answer[0] == b"ok" else None
 
-    async def abort(self, request_id: str, router: str = "") -> str:
+    async def abort(self, request_id: str, router: str = "", how: Leave = Leave.ABORT) -> str:
         """A reader leaves (or, with no router, everybody): ok, kept, finished or gone."""
-        return cast(bytes, (await self._call("abort", request_id, router))[0]).decode()
+        return cast(bytes, (await self._call("abort", request_id, router, how.value))[0]).decode()
 
-    async def journal(self, request_id: str, after: str = "-") -> list[JournalEntry]:
-        """Entries after an entry id, in order."""
+    async def move(self, request_id: str, worker: str = "") -> bool:
+        """Ask the leader to move a request to a worker, or to any other. False if it is gone."""
+        return bool((await self._call("move", request_id, worker))[0] == b"ok")
+
+    async def journal(self, request_id: str, after: str = "-", count: int | None = None) -> list[JournalEntry]:
+        """Entries after an entry id, in order, at most `count`."""
         start = after if after == "-" else f"({after}"
-        rows: Any = await self._redis.xrange(f"{self._prefix}journal:{request_id}", min=start)
+        with _passing_states():
+            rows: Any = await self._redis.xrange(f"{self._prefix}journal:{request_id}", min=start, count=count)
         return [parse_entry(request_id, row[0].decode(), _entry_pairs(row[1])) for row in rows]
 
     async def last_entries(self, request_ids: Sequence[str]) -> list[str | None]:
@@ -172,21 +191,44 @@ class Store:
         pipeline: Any = self._redis.pipeline(transaction=False)
         for request_id in request_ids:
             pipeline.hget(f"{self._prefix}state:{request_id}", "last")
-        return [last.decode() if last else None for last in await pipeline.execute()]
+        with _passing_states():
+            return [last.decode() if last else None for last in await pipeline.execute()]
 
     async def readers(self, request_ids: Sequence[str]) -> list[set[str]]:
         """The routers that read each request, in one pipelined call."""
         pipeline: Any = self._redis.pipeline(transaction=False)
         for request_id in request_ids:
-            pipeline.hkeys(f"{self._prefix}state:{request_id}")
-        rows = await pipeline.execute()
-        return [{key[7:].decode() for key in keys if key.startswith(b"reader:")} for keys in rows]
+            pipeline.hget(f"{self._prefix}state:{request_id}", "readers")
+        with _passing_states():
+            rows = await pipeline.execute()
+        return [set((names or b"").decode().split()) for names in rows]
 
     async def is_aborted(self, request_id: str) -> bool:
         return bool(await cast(Any, self._redis.hget(f"{self._prefix}state:{request_id}", "abort")))
 
     async def num_requests(self) -> int:
-        return int(await self._redis.xlen(self.requests_key))
+        with _passing_states():
+            return int(await self._redis.xlen(self.requests_key))
+
+    async def requests(self) -> list[tuple[str, list[tuple[bytes, bytes]]]]:
+        """Every request in the system, oldest first: (entry id, fields)."""
+        with _passing_states():
+            rows: Any = await self._redis.xrange(self.requests_key)
+        return [(entry_id.decode(), _entry_pairs(fields)) for entry_id, fields in rows]
+
+    async def usage(self) -> dict[str, dict[str, int]]:
+        """Requests, prompt and completion tokens metered so far, by tenant."""
+        out: dict[str, dict[str, int]] = {}
+        for name, value in (await cast(Any, self._redis.hgetall(self._prefix + "usage"))).items():
+            what, _, tenant = name.decode().partition(":")
+            out.setdefault(tenant, {})[what] = int(value)
+        return out
+
+    async def time_s(self) -> float:
+        """Seconds since the epoch by Redis' clock, which stamps the requests."""
+        with _passing_states():
+            seconds, microseconds = await cast(Any, self._redis.time())
+        return int(seconds) + int(microseconds) / 1e6
 
     # -- reading streams
 
@@ -217,13 +259,41 @@ class Store:
         """Documents of the workers or routers that are alive, by name."""
         return {name.decode(): document.decode() for name, document in _pairs(await self._call("registered", kind))}
 
-    async def lead(self, leader: str, ttl_ms: int, epoch: int = 0) -> tuple[int, str] | None:
+    async def lead(
+        self, leader: str, ttl_ms: int, epoch: int = 0, claim: bool = False
+    ) -> tuple[int, str] | Literal["vacant"] | None:
         """Take the lead, or keep it under `epoch`: (epoch, generation), or None while another leads.
 
-        A time to live of 0 resigns.
+        "vacant": the last leader's time ran out; ask again with `claim` after a moment. A time to live of 0 resigns.
         """
-        answer = await self._call("lead", leader, ttl_ms, epoch)
+        answer = await self._call("lead", leader, ttl_ms, epoch, int(claim))
+        if answer[0] == b"vacant":
+            return "vacant"
         return (int(answer[1]), answer[2].decode()) if answer[0] == b"leader" else None
+
+    async def leader(self) -> str | None:
+        """Who leads."""
+        name = await cast(Any, self._redis.get(self._prefix + "leader"))
+        return name.decode() if name else None
+
+
+def _terms_to_json(terms: Terms) -> bytes:
+    limits, key = terms.limits, terms.idempotency
+    return orjson.dumps(
+        {
+            "router": terms.router,
+            "choices": terms.choices,
+            "prompt_tokens": terms.prompt_tokens,
+            "tokens": terms.tokens,
+            "tenant": terms.tenant,
+            "limits": [limits.requests, limits.tokens, limits.tenant_requests, limits.tenant_tokens],
+            "window": terms.window_s,
+            "resumable": terms.resumable,
+            "turned_away": terms.turned_away,
+            "key": key.key if key else "",
+            "body": key.body if key else "",
+        }
+    )
 
 
 def _entry_pairs(fields: Any) -> list[tuple[bytes, bytes]]:
@@ -237,3 +307,21 @@ async def backoff(cap_s: float = 2.0) -> AsyncIterator[float]:
         await asyncio.sleep(delay)
         yield delay
         delay = min(delay * 2, cap_s)
+
+
+async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Try an idempotent call until Redis answers; says so once when it is away and once when it is back."""
+    waits = backoff()
+    failures = 0
+    while True:
+        try:
+            result = await call()
+        except CONNECTION_ERRORS as error:
+            failures += 1
+            if failures == 1:
+                log.warning("Redis does not answer (%s); trying again", error)
+            await anext(waits)
+            continue
+        if failures:
+            log.warning("Redis is back after %d tries", failures)
+        return result

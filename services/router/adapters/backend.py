@@ -4,16 +4,39 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from services.common import process
+from services.common.admission import (
+    Admission,
+    AdmissionLimits,
+    Full,
+    IdempotencyKey,
+    Joined,
+    Mismatch,
+    Terms,
+    Withdrawn,
+)
 from services.common.codec import request_to_bytes
-from services.common.errors import GenerationFailed, Overloaded, Unavailable
-from services.common.redis.store import CONNECTION_ERRORS, Store, backoff, parse_entry
+from services.common.errors import (
+    GenerationFailed,
+    KeyReused,
+    Overloaded,
+    StreamInterrupted,
+    StreamNotFound,
+    Unavailable,
+)
+from services.common.failpoints import failpoint
+from services.common.journal import JournalEntry, Leave
+from services.common.redis.store import CONNECTION_ERRORS, Store, parse_entry, until_answered
 from services.common.request import GenerateRequest
-from services.router.api.stream import Stream, order_of
+from services.router.api.stream import Stream
+from services.router.core.document import Document
 from services.router.core.limits import FleetLimits
+from services.router.core.position import order_of
 
 log = logging.getLogger(__name__)
 
@@ -21,94 +44,182 @@ READ_BLOCK_MS = 1_000
 WATCH_S = 1.0
 SILENT_S = 1.0
 LAST_EVENTS_S = 1.0
+# How long a request waits for a queue that does not answer: a restart of Redis is shorter.
+PATIENCE_S = 15.0
+# Workers that have gone may be on their way back: so long their limits are believed, and requests wait for them.
+LIMITS_MEMORY_S = 30.0
+# After a refusal, the next are refused without asking again.
+CLOSED_S = 0.05
+FULL = {
+    "requests": "too many requests are in the system",
+    "tokens": "too many tokens are in the system",
+    "tenant_requests": "too many requests of this tenant are in the system",
+    "tenant_tokens": "too many tokens of this tenant are in the system",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Seconds that a request can be read after its end, and one with an idempotency key."""
+
+    resume_s: int
+    idempotency_s: int
 
 
 class Backend:
     """All streams of one router incarnation."""
 
-    def __init__(self, store: Store, router: str, max_requests: int, resume_window_s: int) -> None:
+    def __init__(self, store: Store, router: str, admission: AdmissionLimits, windows: Windows) -> None:
         self._store = store
         self._router = router
-        self._max_requests = max_requests
-        self._resume_window_s = resume_window_s
-        self._streams: dict[str, Stream] = {}
-        self._lagging: set[Stream] = set()
+        self._admission = admission
+        self._windows = windows
+        self._streams: dict[str, set[Stream]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._closed_until = 0.0
+        self._refusal: Overloaded | None = None
+        self._turned_away = 0
         self.limits: FleetLimits | None = None
+        self._limits_seen = 0.0
         self.reachable = False
-        self.draining = False
+        self.draining = False  # not ready: others take what is new
+        self.closed = False  # there are no others
 
-    async def submit(self, request: GenerateRequest) -> Stream:
-        """Put a request into the system. Raises Overloaded or Unavailable; then nothing was queued."""
-        if self.draining:
+    # -- coming
+
+    def check_open(self) -> None:
+        """Raises Overloaded when the system was full a moment ago: before any work on a request."""
+        if self._refusal is not None and time.monotonic() < self._closed_until:
+            self._turned_away += 1
+            raise Overloaded(self._refusal.message, self._refusal.retry_after_s)
+
+    async def submit(
+        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool
+    ) -> Stream:
+        """Put a request into the system. Raises Overloaded, Unavailable or KeyReused; then nothing was queued."""
+        if self.closed:
             raise Unavailable("this server is shutting down")
-        stream = Stream(request)
-        self._streams[request.request_id] = stream
-        self._idle.clear()
+        stream = self._open(document, behind=False)
+        turned_away, self._turned_away = self._turned_away, 0
+        terms = Terms(
+            router=self._router,
+            choices=request.num_choices,
+            prompt_tokens=request.num_prompt_tokens,
+            tokens=request.most_tokens,
+            limits=self._admission,
+            window_s=self._windows.idempotency_s if key else self._windows.resume_s,
+            tenant=request.tenant,
+            document=document.to_json(),
+            idempotency=IdempotencyKey(*key) if key else None,
+            resumable=resumable or key is not None,
+            turned_away=turned_away,
+        )
         try:
-            accepted = await self._store.enqueue(
-                request.request_id,
-                request_to_bytes(request),
-                self._router,
-                request.num_choices,
-                request.num_prompt_tokens,
-                self._max_requests,
-                self._resume_window_s,
-            )
-        except CONNECTION_ERRORS:
-            self.leave(stream)  # the call may have gone through
+            async with asyncio.timeout(PATIENCE_S):
+                failpoint("enqueue.before")
+                payload = request_to_bytes(request)
+                answer = await until_answered(lambda: self._store.enqueue(request.request_id, payload, terms))
+                failpoint("enqueue.after")
+        except TimeoutError:
+            self._leave(stream, Leave.UNBORN)  # the call may still go through
             raise Unavailable("the queue does not answer") from None
         except asyncio.CancelledError:
-            self.leave(stream)
+            self._leave(stream, Leave.UNBORN)
             raise
-        if not accepted:
-            self._remove(request.request_id)
-            raise Overloaded("too many requests are waiting; try again later")
+        return await self._take(answer, stream)
+
+    async def _take(self, answer: Admission, stream: Stream) -> Stream:
+        """What the queue said of a new request. Raises Overloaded, Unavailable or KeyReused."""
+        match answer:
+            case Full(limit, retry_after_s):
+                self._drop(stream)
+                raise self._refuse(limit, retry_after_s)
+            case Joined(request_id):
+                self._drop(stream)
+                return await self.attach(request_id, stream.document.tenant)
+            case Mismatch():
+                self._drop(stream)
+                raise KeyReused("this Idempotency-Key was used with another request", "Idempotency-Key")
+            case Withdrawn():
+                self._drop(stream)
+                raise Unavailable("the queue did not answer in time")
         stream.accepted = True
         return stream
 
-    def leave(self, stream: Stream) -> None:
-        """The reader goes. An unfinished request is aborted, in the background; safe to call always."""
-        if not self._remove(stream.request.request_id) or stream.finished:
-            return
-        task = asyncio.get_running_loop().create_task(self._abort(stream.request.request_id))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+    def _refuse(self, limit: str, retry_after_s: int) -> Overloaded:
+        refusal = Overloaded(f"{FULL[limit]}; try again in {retry_after_s} s", retry_after_s)
+        if limit in ("requests", "tokens"):
+            self._refusal, self._closed_until = refusal, time.monotonic() + CLOSED_S
+        return refusal
 
-    def _remove(self, request_id: str) -> bool:
+    async def attach(self, request_id: str, tenant: str) -> Stream:
+        """Join the readers of a request, from its beginning. Raises StreamNotFound or Unavailable."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                text = await until_answered(lambda: self._store.attach(request_id, self._router))
+        except TimeoutError:
+            raise Unavailable("the queue does not answer") from None
+        document = Document.from_json(text) if text is not None else None
+        if document is None or document.tenant != tenant:
+            if document is not None and request_id not in self._streams:
+                self._say_goodbye(request_id, Leave.DETACH)
+            raise StreamNotFound("there is no such stream, or it has been over for too long", "request_id")
+        stream = self._open(document, behind=True)
+        stream.accepted = True
+        return stream
+
+    def _open(self, document: Document, behind: bool) -> Stream:
+        stream = Stream(document, self._pull, behind)
+        self._streams.setdefault(document.request_id, set()).add(stream)
+        self._idle.clear()
+        return stream
+
+    async def _pull(self, request_id: str, after: str, count: int) -> list[JournalEntry]:
+        return await until_answered(lambda: self._store.journal(request_id, after, count))
+
+    # -- going
+
+    def leave(self, stream: Stream) -> None:
+        """The reader goes. An unfinished request without readers is aborted, in the background; safe to call always."""
+        self._leave(stream, Leave.DETACH if stream.handed_on else Leave.ABORT)
+
+    def _leave(self, stream: Stream, how: Leave) -> None:
+        request_id = stream.document.request_id
+        if self._drop(stream) and not stream.finished and request_id not in self._streams:
+            self._say_goodbye(request_id, how)
+
+    def _drop(self, stream: Stream) -> bool:
         """False if the stream has left already."""
-        known = self._streams.pop(request_id, None) is not None
+        request_id = stream.document.request_id
+        streams = self._streams.get(request_id, set())
+        known = stream in streams
+        streams.discard(stream)
+        if not streams:
+            self._streams.pop(request_id, None)
         if not self._streams:
             self._idle.set()
         return known
 
-    async def _abort(self, request_id: str) -> None:
-        waits = backoff()
-        while True:
-            try:
-                await self._store.abort(request_id, self._router)
-                return
-            except CONNECTION_ERRORS:
-                await anext(waits)
+    def _say_goodbye(self, request_id: str, how: Leave) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell_leaving(request_id, how))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
-    async def run(self) -> None:
-        """Background work. Ends by cancellation."""
-        tasks = [asyncio.ensure_future(self._read_inbox()), asyncio.ensure_future(self._watch())]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            await process.end(*tasks)
+    async def _tell_leaving(self, request_id: str, how: Leave) -> None:
+        await until_answered(lambda: self._store.abort(request_id, self._router, how))
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more; open streams may finish, then those left end with an error event."""
+        """Open streams may finish; those left after the grace end so that another router can go on with them."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
-        for stream in list(self._streams.values()):
-            stream.fail(Unavailable("this server is shutting down"))
+        for stream in self._all():
+            stream.handed_on = True
+            name = stream.document.request_id
+            stream.fail(StreamInterrupted(f"this server is shutting down; the stream goes on at /v1/streams/{name}"))
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVENTS_S):
                 await self._idle.wait()
@@ -118,42 +229,36 @@ class Backend:
         await self._idle.wait()
 
     async def settle(self) -> None:
-        """All aborts under way have been told to Redis."""
+        """All leavings under way have been told to Redis."""
         await asyncio.gather(*self._leaving)
+
+    # -- reading
+
+    def _all(self) -> list[Stream]:
+        return [stream for streams in self._streams.values() for stream in streams]
+
+    async def run(self) -> None:
+        """Background work. Ends by cancellation."""
+        tasks = [asyncio.ensure_future(self._read_inbox()), asyncio.ensure_future(self._watch())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await process.end(*tasks)
 
     async def _read_inbox(self) -> None:
         positions = {self._store.inbox_key(self._router): "0-0"}
-        waits = backoff()
         while True:
-            try:
-                frames = await self._store.read(positions, READ_BLOCK_MS)
-            except CONNECTION_ERRORS as error:
-                log.warning("Redis does not answer (%s); trying again", error)
-                await anext(waits)
-                continue
-            waits = backoff()
+            frames = await until_answered(lambda: self._store.read(positions, READ_BLOCK_MS))
             for _, _, fields in frames:
                 self._dispatch(fields)
-            lagging, self._lagging = self._lagging, set()
-            for stream in lagging:
-                try:
-                    await self._catch_up(stream)
-                except CONNECTION_ERRORS:
-                    self._lagging.add(stream)  # next time
 
     def _dispatch(self, fields: list[tuple[bytes, bytes]]) -> None:
         (_, request), (_, entry_id), (_, before), *rest = fields
-        stream = self._streams.get(request.decode())
-        if stream is None:
-            return
-        if stream.follows(before.decode()):
-            stream.feed(parse_entry(stream.request.request_id, entry_id.decode(), rest))
-        else:  # a frame before this one was trimmed away: the journal has it
-            self._lagging.add(stream)
-
-    async def _catch_up(self, stream: Stream) -> None:
-        for entry in await self._store.journal(stream.request.request_id, after=stream.last_id):
-            stream.feed(entry)
+        streams = self._streams.get(request.decode())
+        if streams:
+            entry = parse_entry(request.decode(), entry_id.decode(), rest)
+            for stream in streams:
+                stream.push(entry, before.decode())
 
     async def _watch(self) -> None:
         """Once a second: who can serve, and every stream that has been silent for a while."""
@@ -162,22 +267,29 @@ class Backend:
                 workers: dict[str, Any] = {
                     name: json.loads(document) for name, document in (await self._store.registered("workers")).items()
                 }
-                self.limits = FleetLimits.from_documents(workers)
+                self._learn(FleetLimits.from_documents(workers))
                 self.reachable = True
-                await self._reconcile()
+                await self._reconcile(self._all())
             except CONNECTION_ERRORS:
                 self.reachable = False
             await asyncio.sleep(WATCH_S)
 
-    async def _reconcile(self) -> None:
+    def _learn(self, limits: FleetLimits | None) -> None:
+        now = time.monotonic()
+        if limits is not None or now - self._limits_seen > LIMITS_MEMORY_S:
+            self.limits = limits
+        if limits is not None:
+            self._limits_seen = now
+
+    async def _reconcile(self, streams: Iterable[Stream]) -> None:
         """Trimmed inboxes, lost frames, failovers, an emptied Redis: one check covers them all."""
         now = time.monotonic()
-        silent = [s for s in self._streams.values() if s.accepted and not s.done and now - s.heard > SILENT_S]
+        silent = [s for s in streams if s.accepted and not s.done and now - s.heard > SILENT_S]
         if not silent:
             return
-        last = await self._store.last_entries([stream.request.request_id for stream in silent])
+        last = await self._store.last_entries([stream.document.request_id for stream in silent])
         for stream, entry_id in zip(silent, last, strict=True):
             if entry_id is None:
                 stream.fail(GenerationFailed("the request was lost with the queue's state"))
-            elif order_of(entry_id) > order_of(stream.last_id):
-                await self._catch_up(stream)
+            elif order_of(entry_id) > order_of(stream.fed):
+                stream.fall_behind()

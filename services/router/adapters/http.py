@@ -1,5 +1,8 @@
 """HTTP parsing with a bound on request headers."""
 
+import asyncio
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,11 +14,24 @@ REFUSAL = (
 )
 
 
-class BoundedHeaders(HttpToolsProtocol):
-    """httptools keeps header bytes without limit until the headers are complete; this counts them on their way."""
+# An idle connection that a client may still send on: clients forget theirs after five seconds by default.
+IDLE_S = 6.0
+# A client that takes nothing for so long is cut off.
+STALL_S = 60.0
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """httptools keeps header bytes without limit until the headers are complete; this counts them on their way. And
+    what a server needs that is to go without breaking a request: the answer to a request that comes while `closing`
+    says that it is the last one on its connection; connections that stand idle are closed when nobody will use them.
+    """
+
+    closing = False  # of the whole process
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.idle_since = time.monotonic()
+        self._stall: asyncio.TimerHandle | None = None
         self._received = 0  # bytes while headers were incomplete, whole reads
         self._header_bytes = 0  # bytes of complete headers
         self._in_headers = True
@@ -33,6 +49,32 @@ class BoundedHeaders(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(REFUSAL)
             self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unset_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_stall()
+        super().connection_lost(exc)
+
+    def _unset_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def on_response_complete(self) -> None:
+        self.idle_since = time.monotonic()
+        super().on_response_complete()
+
+    def is_quiet(self, now: float) -> bool:
+        """No request is under way, and none has been for so long that none will come."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        return not busy and now - self.idle_since >= IDLE_S
 
     def _begin(self) -> None:
         self._received = self._header_bytes = 0
@@ -52,6 +94,8 @@ class BoundedHeaders(HttpToolsProtocol):
             self._refuse()
         else:
             super().on_headers_complete()
+            if BoundedConnection.closing:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
@@ -61,3 +105,9 @@ class BoundedHeaders(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().on_message_complete()
         self._begin()
+
+
+async def until_quiet(connections: Iterable[Any]) -> None:
+    """Return once every connection is gone, or quiet. `connections` is looked at again and again."""
+    while not all(c.is_quiet(time.monotonic()) for c in list(connections)):  # noqa: ASYNC110 - uvicorn tells nobody
+        await asyncio.sleep(0.05)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from services.common.journal import TokenDetail
 from services.common.text.detokenizer import Detokenizer, TokenBytes
+from services.router.core.document import Document
 from services.router.core.emission import Delta
 
 FINGERPRINT = "orca-0.1.0"
@@ -159,3 +160,16 @@ class CompletionFormatter(Formatter):
     def whole_choice(self, choice: Whole) -> dict[str, Any]:
         logprobs = self._logprobs(choice.index, choice.token_ids, choice.details)
         return self._choice(choice.index, choice.text, choice.finish, logprobs)
+
+
+def formatter_for(document: Document, table: TokenBytes) -> Formatter:
+    """The formatter of the API that a request came by."""
+    kind, prefix = (ChatFormatter, "chatcmpl") if document.api == "chat" else (CompletionFormatter, "cmpl")
+    return kind(
+        response_id=f"{prefix}-{document.request_id}",
+        created=document.created,
+        model=document.model,
+        table=table,
+        wants_logprobs=document.logprobs,
+        include_usage=document.include_usage,
+    )

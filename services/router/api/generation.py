@@ -6,18 +6,23 @@ from collections.abc import AsyncIterator
 import orjson
 from starlette.responses import Response
 
-from services.common.errors import GenerationFailed, OrcaError
+from services.common.errors import DeadlineExceeded, GenerationFailed, OrcaError, StreamInterrupted
+from services.common.failpoints import failpoint
 from services.common.metrics import RouterMetrics
 from services.common.text.detokenizer import TokenBytes
 from services.router.api import sse
 from services.router.api.errors import JSON, error_body
 from services.router.api.format import Formatter, Whole
 from services.router.api.stream import Backend, Stream
-from services.router.core.emission import Fold
+from services.router.core.emission import Delta, Fold
+from services.router.core.position import START, Position, end_id, event_id
+
+FAILED = {"error", "abort", "deadline"}
 
 
 class Generation:
-    """received: when the request came in, on the monotonic clock. keep_alive_s: the longest silence on a stream."""
+    """received: when the request came in, on the monotonic clock; None if it was counted when it first came.
+    keep_alive_s: the longest silence on a stream. position: what the client has already."""
 
     def __init__(
         self,
@@ -27,7 +32,8 @@ class Generation:
         table: TokenBytes,
         metrics: RouterMetrics,
         keep_alive_s: float,
-        received: float,
+        received: float | None,
+        position: Position = START,
     ) -> None:
         self._backend = backend
         self._stream = stream
@@ -35,12 +41,13 @@ class Generation:
         self._metrics = metrics
         self._keep_alive_s = keep_alive_s
         self._received = received
-        self._fold = Fold(stream.request, table)
+        self._position = position
+        self._fold = Fold(stream.document, table)
         self._last_event: float | None = None
         self._outcome = "abort"
 
     def _observe(self, num_tokens: int) -> None:
-        if not num_tokens:
+        if not num_tokens or self._received is None:
             return
         now = time.monotonic()
         metrics = self._metrics
@@ -54,18 +61,20 @@ class Generation:
     def close(self) -> None:
         """Must be called once, however it ended: the reader leaves, the outcome is counted."""
         self._backend.leave(self._stream)
-        self._metrics.requests.labels(self._outcome).inc()
+        if self._received is not None:
+            self._metrics.requests.labels(self._outcome).inc()
 
     def _ended(self, finishes: set[str | None]) -> None:
-        """All choices have finished. Raises GenerationFailed if one failed."""
-        if finishes & {"error", "abort"}:
-            self._outcome = "error"
+        """All choices have finished. Raises GenerationFailed or DeadlineExceeded if one failed."""
+        if "deadline" in finishes:
+            raise DeadlineExceeded("the generation did not end in time")
+        if finishes & FAILED:
             raise GenerationFailed("the generation failed")
         self._outcome = "ok"
 
     async def whole(self) -> Response:
         """The answer as one object."""
-        choices = [Whole(index) for index in range(self._stream.request.num_choices)]
+        choices = [Whole(index) for index in range(self._stream.document.choices)]
         try:
             while not self._fold.done:
                 entry = await self._stream.next(self._keep_alive_s)
@@ -83,38 +92,53 @@ class Generation:
             raise
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; a failure is an error event, then [DONE]."""
+        """The answer as server-sent events; a failure is an error event, then [DONE], unless the stream goes on
+        elsewhere."""
         try:
             async for chunk in self._events():
                 yield chunk
+        except StreamInterrupted as error:
+            self._outcome = "interrupted"
+            yield sse.event(error_body(error))
         except OrcaError as error:
             self._outcome = "error"
             yield sse.event(error_body(error))
-            yield sse.DONE
+            yield sse.done()
 
     async def _events(self) -> AsyncIterator[bytes]:
         finishes: set[str | None] = set()
         sent = time.monotonic()
+        started = False
         while not self._fold.done:
             # Measured from the last byte: tokens that make no text must not keep the line silent.
             patience = sent + self._keep_alive_s - time.monotonic()
             entry = await self._stream.next(patience) if patience > 0 else None
             if entry is None:
                 sent = time.monotonic()
-                yield sse.KEEP_ALIVE
+                yield sse.keep_alive(started)
                 continue
             deltas = self._fold.push(entry)
             finishes |= {delta.finish for delta in deltas}
-            if finishes & {"error", "abort"}:
+            if finishes & FAILED:
                 self._ended(finishes)
-            objects = [chunk for delta in deltas for chunk in self._formatter.chunks(delta)]
-            if self._fold.usage is not None and self._formatter.include_usage:
-                objects.append(self._formatter.usage_chunk(self._fold.usage))
-            last = len(objects) - 1
-            frames = [sse.event(data, entry.entry_id if i == last else None) for i, data in enumerate(objects)]
-            self._observe(sum(len(item.token_ids) for item in entry.items))
+            frames = self._frames(entry.entry_id, deltas)
             if frames:
-                sent = time.monotonic()
+                started, sent = True, time.monotonic()
+                self._observe(sum(len(item.token_ids) for item in entry.items))
                 yield b"".join(frames)
+                failpoint("stream.event")
         self._ended(finishes)
-        yield sse.DONE
+        yield sse.done(end_id(self._stream.document.request_id))
+
+    def _frames(self, entry_id: str, deltas: list[Delta]) -> list[bytes]:
+        """The events of one entry, without those that the client has already."""
+        objects = [chunk for delta in deltas for chunk in self._formatter.chunks(delta)]
+        if self._fold.usage is not None and self._formatter.include_usage:
+            objects.append(self._formatter.usage_chunk(self._fold.usage))
+        request_id, last = self._stream.document.request_id, len(objects) - 1
+        skipped = self._position.skip(entry_id, len(objects))
+        return [
+            sse.event(data, event_id(request_id, entry_id, index, last))
+            for index, data in enumerate(objects)
+            if index >= skipped
+        ]

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -20,20 +20,27 @@ from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.api import sse
 from services.router.api.body import read_json
-from services.router.api.caller import Caller, caller
+from services.router.api.caller import caller
 from services.router.api.errors import from_validation
-from services.router.api.format import ChatFormatter, CompletionFormatter, Formatter
+from services.router.api.format import formatter_for
 from services.router.api.generation import Generation
-from services.router.api.stream import Backend
+from services.router.api.intent import intent, stream_position
+from services.router.api.stream import Backend, Stream
 from services.router.api.wire import ChatRequest, CompletionRequest, SamplingFields
 from services.router.core.chat import ChatEncoder
+from services.router.core.document import Document
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit, require
+from services.router.core.position import START, Position
 
 W = TypeVar("W", bound=SamplingFields)
 
 # Runs an encoder on a thread, so that the event loop goes on. Raises Overloaded.
 Tokenize = Callable[[Callable[[Any], list[int]], Any], Awaitable[list[int]]]
 REQUEST_ID = re.compile(r"[^A-Za-z0-9._-]")
+NO_USAGE = {"requests": 0, "prompt": 0, "completion": 0}
+
+Prepared = tuple[list[list[int]], SamplingParams]
+Prepare = Callable[["Service", W, FleetLimits], Awaitable[Prepared]]
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,15 @@ class Service:
     table: TokenBytes
     metrics: RouterMetrics
     tokenize: Tokenize
+    usage: Callable[[], Awaitable[dict[str, dict[str, int]]]]
     max_body_bytes: int
     keep_alive_s: float
+    timeout_s: float
     model_names: frozenset[str]
     started: int
 
-    async def parse(self, request: Request, wire: type[W]) -> W:
-        """The validated body. Raises InvalidRequest, BodyTooLarge or ModelNotFound."""
-        data = await read_json(request, self.max_body_bytes)
+    def parse(self, data: dict[str, Any], wire: type[W]) -> W:
+        """The validated body. Raises InvalidRequest or ModelNotFound."""
         try:
             body = wire.model_validate(data)
         except ValidationError as error:
@@ -107,20 +115,6 @@ def _bias(bias: dict[str, float], limits: FleetLimits) -> dict[int, float]:
     return out
 
 
-def _generate_request(
-    body: SamplingFields, prompts: list[list[int]], params: SamplingParams, asker: Caller
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=uuid.uuid4().hex,
-        model=body.model,
-        prompts=tuple(map(tuple, prompts)),
-        params=params,
-        n=body.n or 1,
-        tenant=asker.tenant,
-        priority=asker.priority,
-    )
-
-
 async def _chat_prompt(service: Service, body: ChatRequest, limits: FleetLimits) -> list[int]:
     messages = [message.for_template() for message in body.messages]
     service.check_length(sum(len(m["content"].encode()) for m in messages), limits, "messages")
@@ -141,23 +135,59 @@ async def _completion_prompts(service: Service, body: CompletionRequest, limits:
     return out
 
 
-async def _answer(
-    service: Service,
-    request: Request,
-    body: SamplingFields,
-    generate: GenerateRequest,
-    formatter: Formatter,
-    received: float,
-) -> Any:
-    formatter.include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    stream = await service.backend.submit(generate)
-    service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
+class Endpoint(Generic[W]):
+    """One of the generating routes: what differs between them is how a body becomes prompts and parameters."""
+
+    def __init__(self, service: Service, api: str, wire: type[W], prepare: Prepare[W]) -> None:
+        self._service = service
+        self._api = api
+        self._wire = wire
+        self._prepare = prepare
+
+    async def __call__(self, request: Request) -> Response:
+        """The route. Raises OrcaError or ClientGone."""
+        received = time.monotonic()
+        service = self._service
+        asker, wants = caller(request), intent(request, service.timeout_s)
+        if not wants.resumes:
+            service.backend.check_open()
+        data = await read_json(request, service.max_body_bytes)
+        body = service.parse(data, self._wire)
+        if wants.resumes:
+            return await resume(service, request, wants.resumes, wants.position, asker.tenant, self._api)
+        prompts, params = await self._prepare(service, body, require(service.backend.limits))
+        generate = GenerateRequest(
+            request_id=uuid.uuid4().hex,
+            model=body.model,
+            prompts=tuple(map(tuple, prompts)),
+            params=params,
+            n=body.n or 1,
+            tenant=asker.tenant,
+            priority=asker.priority,
+            timeout_s=wants.timeout_s,
+        )
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        document = Document.of(generate, self._api, int(time.time()), bool(body.stream), include_usage)
+        key = wants.digests(asker.tenant, request.url.path, data)
+        stream = await service.backend.submit(generate, document, key, wants.resumable)
+        if stream.document is document:
+            service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
+            return await answer(service, request, stream, received)
+        return await answer(service, request, stream, None)
+
+
+async def answer(
+    service: Service, request: Request, stream: Stream, received: float | None, position: Position = START
+) -> Response:
+    """A stream's events, or all of it as one object, as it was first asked for."""
+    document = stream.document
+    formatter = formatter_for(document, service.table)
     generation = Generation(
-        service.backend, stream, formatter, service.table, service.metrics, service.keep_alive_s, received
+        service.backend, stream, formatter, service.table, service.metrics, service.keep_alive_s, received, position
     )
     theirs = REQUEST_ID.sub("", request.headers.get("x-request-id", ""))[:128]
-    headers = {"X-Request-Id": theirs or generate.request_id, "X-Orca-Request-Id": generate.request_id}
-    if body.stream:
+    headers = {"X-Request-Id": theirs or document.request_id, "X-Orca-Request-Id": document.request_id}
+    if document.stream:
         return sse.EventStream(generation.events(), headers, generation.close)
     try:
         response = await sse.unless_gone(request.receive, generation.whole())
@@ -169,40 +199,58 @@ async def _answer(
     return response
 
 
+async def resume(
+    service: Service, request: Request, request_id: str, position: Position, tenant: str, api: str | None = None
+) -> Response:
+    """The rest of a stream, from any router. Raises StreamNotFound or Unavailable."""
+    stream = await service.backend.attach(request_id, tenant)
+    if api not in (None, stream.document.api):
+        service.backend.leave(stream)
+        raise InvalidRequest("Last-Event-ID is of a request to another path", "Last-Event-ID")
+    if position.at_end:
+        service.backend.leave(stream)
+        return Response(status_code=204)  # what tells a browser's EventSource to reconnect no more
+    return await answer(service, request, stream, None, position)
+
+
+async def prepare_chat(service: Service, body: ChatRequest, limits: FleetLimits) -> Prepared:
+    prompt = await _chat_prompt(service, body, limits)
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    most = output_limit(limits, len(prompt), asked, "messages", name)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return [prompt], sampling(body, most, logprobs, limits)
+
+
+async def prepare_completion(service: Service, body: CompletionRequest, limits: FleetLimits) -> Prepared:
+    prompts = await _completion_prompts(service, body, limits)
+    most = min(output_limit(limits, len(prompt), body.max_tokens, "prompt") for prompt in prompts)
+    return prompts, sampling(body, most, body.logprobs, limits)
+
+
 def build(service: Service) -> APIRouter:
     """All routes over one service."""
     router = APIRouter()
+    chat = Endpoint(service, "chat", ChatRequest, prepare_chat)
+    completion = Endpoint(service, "completion", CompletionRequest, prepare_completion)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Any:
-        received = time.monotonic()
-        asker = caller(request)
-        body = await service.parse(request, ChatRequest)
-        limits = require(service.backend.limits)
-        prompt = await _chat_prompt(service, body, limits)
-        asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        most = output_limit(limits, len(prompt), asked, "messages", name)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        generate = _generate_request(body, [prompt], sampling(body, most, logprobs, limits), asker)
-        formatter = ChatFormatter(
-            f"chatcmpl-{generate.request_id}", int(time.time()), body.model, service.table, logprobs is not None
-        )
-        return await _answer(service, request, body, generate, formatter, received)
+        return await chat(request)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Any:
-        received = time.monotonic()
-        asker = caller(request)
-        body = await service.parse(request, CompletionRequest)
-        limits = require(service.backend.limits)
-        prompts = await _completion_prompts(service, body, limits)
-        most = min(output_limit(limits, len(prompt), body.max_tokens, "prompt") for prompt in prompts)
-        generate = _generate_request(body, prompts, sampling(body, most, body.logprobs, limits), asker)
-        formatter = CompletionFormatter(
-            f"cmpl-{generate.request_id}", int(time.time()), body.model, service.table, body.logprobs is not None
-        )
-        return await _answer(service, request, body, generate, formatter, received)
+        return await completion(request)
+
+    @router.get("/v1/streams/{request_id}")
+    async def streams(request: Request, request_id: str) -> Any:
+        position = stream_position(request, request_id)
+        return await resume(service, request, request_id[:64], position, caller(request).tenant)
+
+    @router.get("/v1/usage")
+    async def usage(request: Request) -> Any:
+        tenant = caller(request).tenant
+        return {"object": "usage", "tenant": tenant, **(await service.usage()).get(tenant, NO_USAGE)}
 
     @router.get("/v1/models")
     async def models() -> Any:

@@ -10,8 +10,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class ClientGone(Exception):
@@ -22,6 +20,17 @@ def event(data: Any, event_id: str | None = None) -> bytes:
     """One event. The id is the journal entry up to which everything that can be emitted has been."""
     head = f"id: {event_id}\n".encode() if event_id else b""
     return head + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def done(event_id: str | None = None) -> bytes:
+    """The last event."""
+    return (f"id: {event_id}\n".encode() if event_id else b"") + b"data: [DONE]\n\n"
+
+
+def keep_alive(started: bool) -> bytes:
+    """A comment. After an event with an id it has no blank line of its own: the openai client would take that for an
+    event without data, and fail."""
+    return b": keep-alive\n" if started else b": keep-alive\n\n"
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -2,59 +2,100 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from services.common.journal import JournalEntry
 from services.common.request import GenerateRequest
+from services.router.core.document import Document
 from services.router.core.limits import FleetLimits
+from services.router.core.position import order_of
+
+# Entries kept for a reader that is behind. It takes what comes after them from the journal, at its own speed.
+MAX_BUFFERED = 256
+
+# Some entries of a request's journal after an entry id. Waits while Redis is away.
+Pull = Callable[[str, str, int], Awaitable[list[JournalEntry]]]
 
 
-def order_of(entry_id: str) -> tuple[int, int]:
-    milliseconds, _, number = entry_id.partition("-")
-    return int(milliseconds), int(number or 0)
-
-
-@dataclass(eq=False)
 class Stream:
-    """One request's journal entries, in order, each once. `fail` ends it with an error."""
+    """One reader's way through one request's journal: entries in order, each once. `fail` ends it with an error.
 
-    request: GenerateRequest
-    last_id: str = "0-0"
-    heard: float = field(default_factory=time.monotonic)
-    accepted: bool = False
-    done: bool = False  # nothing more will come
-    finished: bool = False  # and the request itself is over
-    _entries: asyncio.Queue[JournalEntry | Exception] = field(default_factory=asyncio.Queue)
+    fed: the newest entry taken in. behind: the journal has more than was fed, for the reader to pull.
+    """
 
-    def follows(self, before: str) -> bool:
-        """True if an entry whose predecessor is `before` is the next one: nothing in between was lost."""
-        return order_of(before) <= order_of(self.last_id)
+    def __init__(self, document: Document, pull: Pull, behind: bool = False) -> None:
+        self.document = document
+        self.fed = "0-0"
+        self.behind = behind
+        self.heard = time.monotonic()
+        self.accepted = False
+        self.done = False  # nothing more will come
+        self.finished = False  # and the request itself is over
+        self.handed_on = False  # it ends here, for another router to go on with
+        self._pull = pull
+        self._entries: deque[JournalEntry] = deque()
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
 
-    def feed(self, entry: JournalEntry) -> None:
-        """Take an entry; one seen before (journal and inbox overlap) is dropped."""
-        if self.done or order_of(entry.entry_id) <= order_of(self.last_id):
+    def push(self, entry: JournalEntry, before: str) -> None:
+        """Take an entry from the inbox whose predecessor is `before`: if it is not the next one, or too many wait, the
+        journal has it."""
+        if self.behind or self.done:
             return
-        self.last_id = entry.entry_id
+        if order_of(before) > order_of(self.fed) or len(self._entries) >= MAX_BUFFERED:
+            self.fall_behind()
+        else:
+            self._feed(entry)
+
+    def fall_behind(self) -> None:
+        """The journal has something that did not come here."""
+        self.behind = True
+        self._news.set()
+
+    def _feed(self, entry: JournalEntry) -> None:
+        """One seen before (journal and inbox overlap) is dropped."""
+        if self.done or order_of(entry.entry_id) <= order_of(self.fed):
+            return
+        self.fed = entry.entry_id
         self.heard = time.monotonic()
         self.done = self.finished = entry.usage is not None
-        self._entries.put_nowait(entry)
+        self._entries.append(entry)
+        self._news.set()
 
     def fail(self, error: Exception) -> None:
         if not self.done:
             self.done = True
-            self._entries.put_nowait(error)
+            self._error = error
+            self._news.set()
 
     async def next(self, patience_s: float) -> JournalEntry | None:
         """The next entry, or None after `patience_s` seconds of silence. Raises what `fail` was given."""
         try:
             async with asyncio.timeout(patience_s):
-                entry = await self._entries.get()
+                while not self._entries:
+                    if self._error is not None:
+                        raise self._error
+                    await self._more()
         except TimeoutError:
             return None
-        if isinstance(entry, Exception):
-            raise entry
-        return entry
+        return self._entries.popleft()
+
+    async def _more(self) -> None:
+        if not self.behind:
+            self._news.clear()
+            await self._news.wait()
+            return
+        self.behind = False  # what comes to the inbox from now on counts again: it follows, or sets this anew
+        try:
+            entries = await self._pull(self.document.request_id, self.fed, MAX_BUFFERED)
+        except asyncio.CancelledError:
+            self.behind = True
+            raise
+        for entry in entries:
+            self._feed(entry)
+        self.behind = self.behind or (len(entries) == MAX_BUFFERED and not self.done)
 
 
 class Backend(Protocol):
@@ -62,10 +103,21 @@ class Backend(Protocol):
 
     limits: FleetLimits | None
 
-    async def submit(self, request: GenerateRequest) -> Stream:
-        """Put a request into the system. Raises Overloaded or Unavailable; then nothing was queued."""
+    def check_open(self) -> None:
+        """Raises Overloaded when the system was full a moment ago: before any work on a request."""
+        ...
+
+    async def submit(
+        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool
+    ) -> Stream:
+        """Put a request into the system. key: digests of an idempotency key and of what was asked; the stream may be
+        that of another request then. Raises Overloaded, Unavailable or KeyReused; then nothing was queued."""
+        ...
+
+    async def attach(self, request_id: str, tenant: str) -> Stream:
+        """Join the readers of a request, from its beginning. Raises StreamNotFound or Unavailable."""
         ...
 
     def leave(self, stream: Stream) -> None:
-        """The reader goes; an unfinished request is aborted. Safe to call always."""
+        """The reader goes; an unfinished request without readers is aborted. Safe to call always."""
         ...

@@ -2,6 +2,7 @@
 
 from services.common.codec import sampling_to_proto
 from services.common.pb.orca.v1 import common_pb2, worker_pb2
+from services.scheduler.core.prefix_cache import cache_root
 from services.scheduler.core.request import FinishReason
 from services.scheduler.core.step import StepPlan, StepResult, WorkerLimits
 from services.scheduler.engine import Assignment, PublishOutcome
@@ -49,6 +50,7 @@ def _new_sequence(assignment: Assignment) -> worker_pb2.NewSequence:
         sampling=sampling_to_proto(assignment.params),
         prompt_index=sequence.prompt_index,
         num_computed_tokens=assignment.item.num_computed,
+        cache_root=cache_root(sequence),
     )
 
 
@@ -61,6 +63,11 @@ def result_from_proto(proto: worker_pb2.StepResult) -> StepResult:
 def outcome_from_proto(proto: worker_pb2.PublishOutcome) -> PublishOutcome:
     answer = worker_pb2.PublishAnswer.Name(proto.answer).removeprefix("PUBLISH_ANSWER_").lower()
     return PublishOutcome(proto.sequence_id, answer, FINISH.get(proto.finish_reason))
+
+
+def contents_from_hello(hello: worker_pb2.Hello) -> dict[int, bytes]:
+    """What the worker's full blocks hold. Blocks that it cannot have are none."""
+    return {block.block_id: block.digest for block in hello.cached if block.block_id < hello.num_blocks}
 
 
 def limits_from_hello(hello: worker_pb2.Hello, max_num_seqs: int, token_budget: int) -> WorkerLimits:

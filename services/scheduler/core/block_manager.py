@@ -101,6 +101,14 @@ class BlockPool:
             self._cached[digest] = block
             self._on_change(digest, True)
 
+    def adopt(self, block: int, digest: bytes) -> None:
+        """A free block holds this already."""
+        if self._ref_cnt[block] == 0 and self._digests[block] is None and digest not in self._cached:
+            self._free.move_to_end(block)
+            self._digests[block] = digest
+            self._cached[digest] = block
+            self._on_change(digest, True)
+
     def forget_all(self) -> None:
         """Drop the whole cache; held blocks stay held."""
         for block in list(self._cached.values()):

@@ -1,7 +1,7 @@
 """Builds one step plan: the vocabulary in which batching policies speak."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.explain import Explain, Reason
@@ -31,6 +31,8 @@ class StepBuilder:
         self.num_preempted = 0
         self.num_swapped = 0
         self.num_hit_tokens = 0
+        self.num_recomputed = 0
+        self.num_displaced = 0
         self._order = order
         self._next_id = next_id
         self._spare = spare
@@ -94,6 +96,20 @@ class StepBuilder:
             self._rotate(limit)
         elif worker.held or len(worker.decoding) > limit:
             self._choose([*worker.decoding.values(), *worker.held.values()], limit)
+        self._extend_all()
+
+    def decode_only(self, wanted: Container[Sequence]) -> None:
+        """One token of every sequence that decodes and is wanted; the others sit out."""
+        worker = self.worker
+        self._choose([sequence for sequence in worker.decoding.values() if sequence not in wanted], 0)
+        mine = [s for s in (*worker.decoding.values(), *worker.held.values()) if s in wanted]
+        ready = mine if self.limits.stages == 1 else [s for s in mine if s.last_plan <= worker.applied]
+        self._choose([sequence for sequence in mine if sequence not in ready], 0)
+        self._choose(ready, self.limits.max_num_seqs)
+        self._extend_all()
+
+    def _extend_all(self) -> None:
+        worker = self.worker
         if worker.needs_block:
             wanting, worker.needs_block = worker.needs_block, []
             for sequence in sorted(wanting, key=self._order.urgency):
@@ -202,6 +218,8 @@ class StepBuilder:
         assert granted, "free blocks were counted"
         self._copy_tail(sequence)
         self.num_hit_tokens += sequence.num_computed
+        self.num_recomputed += max(0, sequence.num_lost - sequence.num_computed)
+        sequence.num_lost = 0
         sequence.refundable = False
         self._note(sequence, Reason.ADMITTED, f"{sequence.num_computed} tokens from the cache")
         computed = sequence.num_computed
@@ -217,6 +235,28 @@ class StepBuilder:
     def lacks_budget(self, sequence: Sequence) -> None:
         """It would start now, but the step's tokens are spent."""
         self._note(sequence, Reason.NO_BUDGET)
+
+    def returned(self, wanted: Container[Sequence]) -> list[Sequence]:
+        """Wanted sequences bound to this worker that can start, first in order first."""
+        ready = (s for s in self.worker.queue if s.status is Status.WAITING or s.last_plan <= self.worker.applied)
+        return sorted((s for s in ready if s in wanted), key=self._order.urgency)
+
+    def displace(self, sequence: Sequence, budget: int, reserve: int, spared: Container[Sequence]) -> bool:
+        """Admit a waiting sequence whatever it takes: who is not spared gives way, the last in order first."""
+        worker = self.worker
+        victims = sorted(
+            (s for i, s in worker.running.items() if i not in self._kept and s not in spared), key=self._order.urgency
+        )
+        while not (
+            self.has_slot
+            and worker.num_active < self.limits.max_active
+            and self.admit(sequence, min(budget, self.budget), reserve)
+        ):
+            if not victims:
+                return False
+            self.preempt(victims.pop(), f"{sequence.request_id} is on trial")
+            self.num_displaced += 1
+        return True
 
     def may_displace(self, sequence: Sequence) -> bool:
         """True if something runs here that must give way to this sequence."""
@@ -285,6 +325,7 @@ class StepBuilder:
         worker.forget(sequence, tell_worker=not swap)
         sequence.move_to(Status.PREEMPTED)
         if not swap:
+            sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
             sequence.restart()
         sequence.drained = False
         sequence.num_preemptions += 1
@@ -374,6 +415,7 @@ class StepBuilder:
             release=tuple(worker.to_release),
             full=number == 1,
             grown=tuple(self._grown),
+            trial=worker.trial,
         )
         worker.to_release.clear()
         worker.to_hold.clear()

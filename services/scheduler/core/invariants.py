@@ -30,11 +30,26 @@ def check(scheduler: Scheduler) -> None:
         assert sequence.worker is None
         assert not sequence.block_table, "a waiting sequence holds blocks"
         assert sequence.num_computed == sequence.num_scheduled == 0
+    waiting = set(scheduler.waiting)
+    for sequences in scheduler.by_request.values():
+        for sequence in sequences:
+            _check_trial(scheduler, sequence, waiting)
     for flow in scheduler.waiting.flows.values():
         keys = [scheduler.order.key(sequence) for sequence in flow]
         assert keys == sorted(keys), "the queue is out of order"
     if isinstance(scheduler.order, Fair):
         assert all(counter >= 0 for counter in scheduler.order.counters.values())
+
+
+def _check_trial(scheduler: Scheduler, sequence: Sequence, waiting: set[Sequence]) -> None:
+    trial = sequence.trial
+    if trial is None:
+        return
+    assert sequence in trial.suspects
+    assert sequence not in waiting, "a suspect waits among the others"
+    assert sequence.status is not Status.FINISHED
+    workers = [worker for worker in scheduler.workers.values() if worker.trial is trial]
+    assert len(workers) == 1 - (trial in scheduler.trials), "a trial is on one worker, or waits for one"
 
 
 def _check_running(worker: WorkerState, sequence: Sequence) -> None:
@@ -92,11 +107,13 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         assert tokens <= worker.limits.token_budget, "over the token budget"
     ids = [item.sequence_id for item in scheduled]
     assert len(ids) == len(set(ids)), "a sequence twice in one step"
+    assert all(plan.trial is None or item.sequence.trial is plan.trial for item in scheduled), "a bystander in a trial"
 
 
 def check_idle(scheduler: Scheduler) -> None:
     """After drain every count equals that of a fresh start."""
     assert not scheduler.num_waiting
+    assert not scheduler.trials.num_suspects
     assert not scheduler.num_running
     for worker in scheduler.workers.values():
         assert worker.pool.num_free == worker.pool.num_blocks

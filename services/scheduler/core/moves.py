@@ -19,7 +19,7 @@ MIN_EXPECTED = 16
 
 def best(worker: WorkerState, placement: Placement, max_moves: int) -> tuple[Sequence, WorkerState] | None:
     """The sequence that should leave this worker, and for where; None if all are where they should be."""
-    targets = placement.loads.least(MAX_TARGETS, lambda target: target is not worker)
+    targets = placement.loads.least(MAX_TARGETS, lambda target: target is not worker and target.takes_new)
     if not targets:
         return None
     return _stranded(worker, targets, placement, max_moves) or _balancing(worker, targets[0], placement, max_moves)

@@ -107,7 +107,7 @@ class Placement:
         """Filter: the worker could start it in its next plan, as far as is known now."""
         limits = worker.limits
         if (
-            worker.declined
+            not worker.takes_new
             or worker.load - (sequence in worker.incoming) >= limits.max_active
             or not self._batching.accepts(len(worker.running))
         ):

@@ -1,13 +1,9 @@
-"""What identifies a block's content: a hash chained over all tokens before it, salted by tenant and adapter.
+"""Which blocks hold what. Only full blocks have a digest, and they get it when the step that filled them succeeded."""
 
-SHA-256, because a collision would give one user another's KV. Only full blocks have a digest, and a block gets
-it when the step that filled it has succeeded.
-"""
-
-import hashlib
 from array import array
 from collections.abc import Iterator
 
+from services.common import digest as digests
 from services.scheduler.core.request import Sequence
 
 
@@ -17,20 +13,19 @@ def block_digests(sequence: Sequence, block_size: int, count: int) -> list[bytes
         sequence.hashes, sequence.hash_block_size = [], block_size
     known = sequence.hashes
     if len(known) < count:
-        digest = known[-1] if known else _root(sequence)
+        digest = known[-1] if known else cache_root(sequence)
         first = len(known)
         content = array("I", sequence.tokens(first * block_size, count * block_size)).tobytes()
         size = len(content) // (count - first)
         for start in range(0, len(content), size):
-            digest = hashlib.sha256(digest + content[start : start + size]).digest()
+            digest = digests.chain(digest, content[start : start + size])
             known.append(digest)
     return known if len(known) == count else known[:count]
 
 
-def _root(sequence: Sequence) -> bytes:
-    """What separates tenants and adapters. The lengths keep ("ab", "c") and ("a", "bc") apart."""
-    tenant, adapter = sequence.tenant.encode(), sequence.adapter.encode()
-    return hashlib.sha256(b"%d:%b%d:%b" % (len(tenant), tenant, len(adapter), adapter)).digest()
+def cache_root(sequence: Sequence) -> bytes:
+    """What the sequence's digests are chained to."""
+    return digests.root(sequence.tenant, sequence.adapter)
 
 
 class PrefixIndex:

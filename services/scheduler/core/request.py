@@ -4,6 +4,10 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.scheduler.core.trials import Trial
 
 
 class Status(Enum):
@@ -20,6 +24,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 LEGAL_MOVES = {
@@ -93,6 +98,8 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)  # chained, of its full blocks; see prefix_cache
     hash_block_size: int = 0
     num_hashed: int = 0  # blocks of the table that are known to the prefix cache
+    num_lost: int = 0  # tokens whose KV was computed, and is gone
+    trial: "Trial | None" = None  # it may have crashed a worker; see trials
     due: int = 0  # when, by the decode clock, its table is full or its last token planned
     _scheduled: int = 0
     _last_plan: int = 0

@@ -1,12 +1,12 @@
 """The scheduler: sequences in, plans out, results applied. One object for all workers of a partition."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from services.scheduler.core import moves, placement
+from services.scheduler.core import moves, placement, trials
 from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.builder import StepBuilder
 from services.scheduler.core.explain import Explain, Reason
@@ -16,6 +16,7 @@ from services.scheduler.core.policies.base import BatchingPolicy
 from services.scheduler.core.prefix_cache import block_digests
 from services.scheduler.core.request import FinishReason, Sequence, Status
 from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits
+from services.scheduler.core.trials import Trial, Trials
 from services.scheduler.core.waiting import WaitingQueue
 from services.scheduler.core.worker_state import WorkerState
 
@@ -46,6 +47,9 @@ class Counters:
     swaps: int = 0
     moves: int = 0
     hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    trials: int = 0
+    displaced: int = 0  # preempted by a trial
 
 
 @dataclass(slots=True)
@@ -59,12 +63,13 @@ class Scheduler:
     workers: dict[str, WorkerState] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     waiting: WaitingQueue = field(init=False)
+    trials: Trials = field(default_factory=Trials)
     # Workers that may have a plan to make, and sequences taken off their worker to run elsewhere.
     awake: dict[str, None] = field(default_factory=dict)
     moving: list[Sequence] = field(default_factory=list)
     _placement: Placement = field(init=False)
     _ids: Iterator[int] = field(init=False)
-    _requests: dict[str, list[Sequence]] = field(default_factory=dict)
+    by_request: dict[str, list[Sequence]] = field(default_factory=dict)
     # The first in order found no room: until somebody has more of it, nobody need be asked again.
     _blocked: Sequence | None = None
     _roomier: dict[str, WorkerState] = field(default_factory=dict)
@@ -76,21 +81,32 @@ class Scheduler:
 
     # -- workers
 
-    def add_worker(self, name: str, limits: WorkerLimits) -> None:
-        """A worker is connected. Its first plan will be full. Raises ValueError if the name is taken."""
+    def add_worker(self, name: str, limits: WorkerLimits, contents: Mapping[int, bytes] | None = None) -> None:
+        """A worker is connected. Its first plan will be full. contents: what its KV blocks hold, by digest.
+        Raises ValueError if the name is taken."""
         if name in self.workers:
             raise ValueError(f"worker {name} is already there")
         caches = self.config.prefix_cache
         worker = WorkerState(name, limits, caches, partial(self._placement.index.change, name))
         self.workers[name] = worker
         self._placement.joined(worker)
+        if caches:
+            for block, digest in (contents or {}).items():
+                worker.pool.adopt(block, digest)
+        self._blocked = None
         self._has_room(worker)
 
-    def remove_worker(self, name: str) -> list[Sequence]:
-        """A worker is lost. Returns its sequences, which recover: raise their fence, then `resume` each."""
+    def remove_worker(self, name: str, crashed: bool = False) -> list[Sequence]:
+        """A worker is lost. Returns its sequences, which recover: raise their fence, then `resume` each.
+
+        crashed: what it was running may be why; those sequences are on trial.
+        """
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
+        if crashed:
+            self.trials.accuse(self._suspects(worker))
+        self._interrupt_trial(worker)
         self._placement.left(worker)
         self._roomier.pop(name, None)
         self.awake.pop(name, None)
@@ -105,6 +121,38 @@ class Scheduler:
         self._blocked = None
         return homeless
 
+    @staticmethod
+    def _suspects(worker: WorkerState) -> list[Sequence]:
+        """Who was in a step that has not come back."""
+        in_flight = (item for plan in worker.in_flight for item in plan.scheduled)
+        unfinished = (Status.RUNNING, Status.PREEMPTED)
+        still = (i.sequence for i in in_flight if i.sequence.sequence_id == i.sequence_id)
+        return list(dict.fromkeys(sequence for sequence in still if sequence.status in unfinished))
+
+    def drain(self, name: str) -> None:
+        """A worker shall run nothing any more: its sequences move, as `take_moving` says."""
+        worker = self.workers[name]
+        if worker.draining:
+            return
+        worker.draining = True
+        self._return_unplaced(worker)
+        self._interrupt_trial(worker)
+        for sequence in [*worker.running.values(), *worker.queue]:
+            self.send_away(sequence)
+        self.awake[name] = None
+
+    def undrain(self, name: str) -> None:
+        """It may run sequences again."""
+        self.workers[name].draining = False
+        self._has_room(self.workers[name])
+
+    def send_away(self, sequence: Sequence, target: str | None = None) -> None:
+        """Move a sequence that a worker has, to a certain other one or to any."""
+        self.suspend(sequence)
+        sequence.moving_to = target
+        self.counters.moves += 1
+        self.moving.append(sequence)
+
     def suspend(self, sequence: Sequence) -> None:
         """Take one sequence off its worker to recover; then `resume` it. Its blocks are free at once."""
         self._leave(sequence, tell_worker=True)
@@ -117,6 +165,7 @@ class Scheduler:
         sequence.sequence_id = 0  # results still under way are for nobody
         sequence.block_table, sequence.host_table = [], []
         sequence.finish_reason = None
+        sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
         sequence.restart()
 
     def resume(self, sequence: Sequence, output: Iterable[int]) -> None:
@@ -124,14 +173,29 @@ class Scheduler:
         sequence.move_to(Status.WAITING)
         sequence.output = list(output)
         del sequence.hashes[sequence.num_prompt_tokens // max(1, sequence.hash_block_size) :]
-        self.waiting.add(sequence)
-        self._blocked = None
+        trial = sequence.trial
+        if trial is not None:
+            trial.suspects[sequence] = len(sequence.output)
+        if trial is None:
+            self.waiting.add(sequence)
+            self._blocked = None
+        elif (worker := self._tries(trial)) is not None:
+            self._bind_suspect(sequence, worker)
+        elif trial.is_ready:
+            self.awake.update(dict.fromkeys(self.workers))
+
+    def accuse(self, sequences: list[Sequence]) -> None:
+        """Waiting sequences that crashed a worker under an earlier leader: a trial for each half of their requests."""
+        for sequence in sequences:
+            self._leave_queue(sequence)
+        self.trials.accuse(sequences)
+        self.awake.update(dict.fromkeys(self.workers))
 
     # -- requests
 
     def add(self, sequences: list[Sequence]) -> None:
         """A request's sequences join the queue."""
-        self._requests.setdefault(sequences[0].request_id, []).extend(sequences)
+        self.by_request.setdefault(sequences[0].request_id, []).extend(sequences)
         leaders: dict[int, Sequence] = {}
         for sequence in sequences:
             leader = leaders.setdefault(sequence.prompt_index, sequence)
@@ -147,7 +211,7 @@ class Scheduler:
         return not self.workers or any(placement.can_ever_fit(sequence, worker) for worker in self.workers.values())
 
     def sequences(self, request_id: str) -> list[Sequence]:
-        return self._requests.get(request_id, [])
+        return self.by_request.get(request_id, [])
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End a request now; its blocks are free at once. Returns the sequences that this ended. Idempotent."""
@@ -161,6 +225,7 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             return
         self._leave(sequence, tell_worker)
+        self._acquit(sequence)
         sequence.move_to(Status.FINISHED)
         sequence.finish_reason = sequence.finish_reason or reason
 
@@ -177,7 +242,7 @@ class Scheduler:
         self._end_move(sequence)
         worker = self.workers.get(sequence.worker or "")
         if worker is None:
-            if sequence.status is Status.WAITING:
+            if sequence.status is Status.WAITING and sequence.trial is None:
                 self._leave_queue(sequence)
             return
         if sequence.status is Status.RUNNING:
@@ -204,7 +269,7 @@ class Scheduler:
         """The request's end is in the journal. Raises ValueError if a sequence of it still runs."""
         if any(s.status is not Status.FINISHED for s in self.sequences(request_id)):
             raise ValueError(f"{request_id} has not ended")
-        for sequence in self._requests.pop(request_id, []):
+        for sequence in self.by_request.pop(request_id, []):
             sequence.leader = None
 
     # -- placement
@@ -264,7 +329,7 @@ class Scheduler:
 
     def _return_unplaced(self, worker: WorkerState) -> bool:
         """What could not start is for anybody again. True if there was any."""
-        unplaced = [sequence for sequence in worker.queue if sequence.status is Status.WAITING]
+        unplaced = [s for s in worker.queue if s.status is Status.WAITING and s.trial is None]
         for sequence in unplaced:
             self._unbind(worker, sequence)
         return bool(unplaced)
@@ -273,15 +338,16 @@ class Scheduler:
         worker.dequeue(sequence)
         sequence.worker = None
         self.order.on_returned(sequence)
-        self.waiting.add(sequence, returned=True)
-        self._blocked = None
+        if sequence.trial is None:
+            self.waiting.add(sequence, returned=True)
+            self._blocked = None
 
     def _summon(self, worker: WorkerState) -> None:
         """The first in order found no room anywhere; if it outranks what runs here, it comes here."""
         sequence = self.waiting.first()
         if sequence is None or sequence is not self._blocked or not placement.can_ever_fit(sequence, worker):
             return
-        if worker.declined or not self.batching.accepts(len(worker.running)):
+        if not worker.takes_new or not self.batching.accepts(len(worker.running)):
             return
         if any(self.order.outranks(sequence, running) for running in worker.running.values()):
             self.waiting.remove(sequence)
@@ -315,6 +381,50 @@ class Scheduler:
         moving, self.moving = self.moving, []
         return moving
 
+    # -- trials
+
+    def _begin_trial(self, worker: WorkerState) -> None:
+        """The next trial, if one can begin, is this worker's."""
+        trial = None if worker.trial or worker.draining else self.trials.next_ready()
+        if trial is None:
+            return
+        self._return_unplaced(worker)
+        worker.trial = trial
+        self.counters.trials += 1
+        for sequence in trial.suspects:
+            self._bind_suspect(sequence, worker)
+
+    def _bind_suspect(self, sequence: Sequence, worker: WorkerState) -> None:
+        sequence.worker = worker.name
+        self.order.on_selected(sequence)
+        slots = self.batching.reserve(sequence, worker.limits)
+        worker.enqueue(sequence, blocks_for(slots, worker.limits.block_size))
+        self._placement.loads.changed(worker)
+        self.awake[worker.name] = None
+
+    def _tries(self, trial: Trial) -> WorkerState | None:
+        """The worker that a trial runs on."""
+        return next((worker for worker in self.workers.values() if worker.trial is trial), None)
+
+    def _acquit(self, sequence: Sequence) -> None:
+        """It is no suspect any more."""
+        trial = sequence.trial
+        if trial is None:
+            return
+        self.trials.acquit(sequence)
+        worker = self._tries(trial)
+        if worker is not None and not trial.suspects:
+            worker.trial = None
+            self._has_room(worker)
+
+    def _interrupt_trial(self, worker: WorkerState) -> None:
+        """It goes on elsewhere, with those who were not judged here."""
+        trial, worker.trial = worker.trial, None
+        if trial is not None and trial.suspects:
+            for sequence in [s for s in worker.queue if s in trial.suspects and s.status is Status.WAITING]:
+                self._unbind(worker, sequence)
+            self.trials.put_back(trial)
+
     # -- the step
 
     def schedule(self, worker_name: str) -> StepPlan | None:
@@ -322,19 +432,28 @@ class Scheduler:
         worker = self.workers[worker_name]
         if len(worker.in_flight) >= self.batching.max_in_flight(worker.limits):
             return None
+        self._begin_trial(worker)
+        if worker.trial is not None and any(plan.trial is not worker.trial for plan in worker.in_flight):
+            return None  # the steps before it end first: if the worker crashes now, it was them
         self.place()
-        if self.order.acts_on_running:
-            self._summon(worker)
-        if len(self.workers) > 1:
-            self._move(worker)
+        if worker.trial is None:
+            if self.order.acts_on_running:
+                self._summon(worker)
+            if len(self.workers) > 1:
+                self._move(worker)
         step = StepBuilder(worker, self.order, self._next_id, self._placement.spare, self.explain)
-        self.batching.fill(step)
+        if worker.trial is not None:
+            trials.fill(step, worker.trial, self.batching)
+        else:
+            self.batching.fill(step)
         returned = self._return_unplaced(worker) if worker.queue else False
         plan = step.build()
         worker.declined = plan is None and (returned or worker.declined)
         self.counters.preemptions += step.num_preempted
         self.counters.swaps += step.num_swapped
         self.counters.hit_tokens += step.num_hit_tokens
+        self.counters.recomputed_tokens += step.num_recomputed
+        self.counters.displaced += step.num_displaced
         self._placement.loads.changed(worker)
         self._roomier[worker_name] = worker
         return plan
@@ -374,7 +493,11 @@ class Scheduler:
         if self.order.counts_service:
             self.order.on_tokens(self._served(plan, result))
         self._placement.loads.changed(worker)
-        return self._end(worker, result) if result.finished else []
+        ended = self._end(worker, result) if result.finished else []
+        if worker.trial is not None:
+            for sequence in worker.trial.cleared():
+                self._acquit(sequence)
+        return ended
 
     def _apply_one(self, worker: WorkerState, item: Scheduled, result: StepResult) -> None:
         sequence = item.sequence
@@ -418,7 +541,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + sum(len(worker.queue) for worker in self.workers.values())
+        return len(self.waiting) + self.trials.num_suspects + sum(len(worker.queue) for worker in self.workers.values())
 
     @property
     def num_running(self) -> int:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from services.scheduler.core.request import FinishReason, Sequence
+
+if TYPE_CHECKING:
+    from services.scheduler.core.trials import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class StepPlan:
     blocks: (sequence, block ids) appended to block tables. copies: (from, to) device blocks.
     swap_out: (sequence, host blocks); the sequence rests until swap_in: (sequence, device blocks).
     grown: sequences of the decode set that got a block, so their blocks before are full.
+    trial: the suspects to whom the step belongs alone.
     """
 
     number: int
@@ -91,6 +95,7 @@ class StepPlan:
     release: tuple[int, ...] = ()
     full: bool = False
     grown: tuple[Sequence, ...] = ()
+    trial: "Trial | None" = None
 
     @property
     def num_tokens(self) -> int:

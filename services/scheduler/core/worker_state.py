@@ -2,12 +2,16 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.block_manager import BlockPool
 from services.scheduler.core.cost import StepTimeModel
 from services.scheduler.core.prefix_cache import block_digests
 from services.scheduler.core.request import DecodeClock, Sequence, Status
 from services.scheduler.core.step import Decodes, StepPlan, WorkerLimits
+
+if TYPE_CHECKING:
+    from services.scheduler.core.trials import Trial
 
 
 class WorkerState:
@@ -45,11 +49,18 @@ class WorkerState:
         self.num_drained = 0
         # It was given sequences and started none: it is not asked again before something has changed here.
         self.declined = False
+        self.draining = False  # it wants to go, or an operator wants it empty
+        self.trial: Trial | None = None
         self.tpot_targets: Counter[float] = Counter()
         self._clock = DecodeClock()
         self._calendar: dict[int, list[Sequence]] = {}
         self._positions = 0  # of the decode set, less the clock's count for each member
         self._decodes: Decodes | None = None
+
+    @property
+    def takes_new(self) -> bool:
+        """Waiting sequences may be placed here."""
+        return not (self.declined or self.draining or self.trial)
 
     # -- load
 

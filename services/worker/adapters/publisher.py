@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.codec import details_to_bytes
+from services.common.failpoints import failpoint
 from services.common.journal import PublishItem
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
 from services.worker.core.plan import SequenceState, StepOutput, TokenLogprobs
@@ -101,7 +102,9 @@ class Publisher:
         while True:
             try:
                 self.num_round_trips += 1
+                failpoint("publish.before")
                 answers = await self._store.publish(self._worker, records)
+                failpoint("publish.after")
                 if failures:
                     log.warning("Redis is back after %d tries", failures)
                 return answers

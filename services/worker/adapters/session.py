@@ -16,6 +16,7 @@ from services.worker.engine import StepLoop
 log = logging.getLogger(__name__)
 
 Outgoing = asyncio.Queue[worker_pb2.WorkerMessage | None]
+HEARTBEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class SessionServer:
         self._loop = loop
         self._outgoing: Outgoing | None = None
         self._session = 0
+        self._draining = False
 
     @property
     def connected(self) -> bool:
@@ -51,6 +53,20 @@ class SessionServer:
     def send_outcomes(self, outcomes: list[Outcome]) -> None:
         self._send(outcomes_to_proto(outcomes))
 
+    def drain(self) -> None:
+        """Ask the scheduler to give this worker's sequences to others."""
+        self._draining = True
+        self._send(self._heartbeat())
+
+    def _heartbeat(self) -> worker_pb2.WorkerMessage:
+        beat = worker_pb2.Heartbeat(paused=self._loop.paused, draining=self._draining)
+        return worker_pb2.WorkerMessage(heartbeat=beat)
+
+    async def _beat(self, outgoing: Outgoing) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            outgoing.put_nowait(self._heartbeat())
+
     def _send(self, message: worker_pb2.WorkerMessage) -> None:
         # Without a scheduler the message is for nobody: the next one starts from the journal, not from us.
         if self._outgoing is not None:
@@ -63,14 +79,20 @@ class SessionServer:
         outgoing: Outgoing = asyncio.Queue()
         self._outgoing = outgoing
         self._session += 1
+        self._loop.session = session = self._session
         log.info("a scheduler has connected")
-        reader = asyncio.create_task(self._read(requests, outgoing))
+        # What the older session's plans may still write must have been written when we say what is where.
+        contents = await asyncio.wrap_future(self._loop.contents())
+        reader = asyncio.create_task(self._read(requests, outgoing, session))
+        beat = asyncio.create_task(self._beat(outgoing))
         try:
-            yield self._hello()
+            yield self._hello(contents)
+            if self._draining:
+                yield self._heartbeat()
             while (message := await outgoing.get()) is not None:
                 yield message
         finally:
-            await process.end(reader)
+            await process.end(reader, beat)
             if self._outgoing is outgoing:
                 self._outgoing = None
             log.warning("the scheduler has gone; waiting for the next")
@@ -79,9 +101,10 @@ class SessionServer:
         self,
         requests: AsyncIterator[worker_pb2.SchedulerMessage],
         outgoing: Outgoing,
+        session: int,
     ) -> None:
         try:
-            await self._take_plans(requests, outgoing)
+            await self._take_plans(requests, outgoing, session)
         finally:
             outgoing.put_nowait(None)  # the scheduler has gone
 
@@ -89,29 +112,20 @@ class SessionServer:
         self,
         requests: AsyncIterator[worker_pb2.SchedulerMessage],
         outgoing: Outgoing,
+        session: int,
     ) -> None:
         async for message in requests:
             if outgoing is not self._outgoing:
                 return  # a newer session has taken over
-            plan = replace(plan_from_proto(message.plan), session=self._session)
+            plan = replace(plan_from_proto(message.plan), session=session)
             if not self._loop.submit(plan):
                 refusal = worker_pb2.Refusal(
                     plan_number=plan.number, highest_epoch=self._loop.highest_epoch, reason="stale epoch"
                 )
                 outgoing.put_nowait(worker_pb2.WorkerMessage(refusal=refusal))
 
-    def _hello(self) -> worker_pb2.WorkerMessage:
+    def _hello(self, contents: dict[int, bytes]) -> worker_pb2.WorkerMessage:
         identity, loop = self._identity, self._loop
-        held = [
-            worker_pb2.HeldSequence(
-                request_id=sequence.request_id,
-                choice=sequence.choice,
-                num_computed_tokens=sequence.num_computed,
-                chained_hash=digest,
-                block_table=sequence.block_table,
-            )
-            for sequence, digest in loop.batch.held()
-        ]
         hello = worker_pb2.Hello(
             incarnation=identity.incarnation,
             worker=identity.name,
@@ -124,7 +138,7 @@ class SessionServer:
             max_model_len=identity.max_model_len,
             stages=1,
             shards=1,
-            held=held,
+            cached=[worker_pb2.CachedBlock(block_id=block, digest=digest) for block, digest in contents.items()],
             num_host_blocks=loop.executor.num_host_blocks,
             swap_s=loop.executor.swap_s,
         )

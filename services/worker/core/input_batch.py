@@ -1,9 +1,9 @@
 """Sequence states from deltas: applies plans, lists a step's rows, applies each request's own end rules."""
 
-import hashlib
 from array import array
 from collections.abc import Collection, Iterable
 
+from services.common import digest as digests
 from services.worker.core.plan import (
     BatchRow,
     BlockCopy,
@@ -32,6 +32,8 @@ class InputBatch:
         self.block_size = block_size
         self._eos = frozenset(eos_token_ids)
         self.sequences: dict[int, SequenceState] = {}
+        # What full blocks hold, also after their sequences have gone: a new leader finds its prefixes by it.
+        self.contents: dict[int, bytes] = {}
 
     def apply(self, plan: Plan) -> StepInput:
         """Take over a plan's deltas; returns the step to run. Raises PlanError."""
@@ -74,6 +76,7 @@ class InputBatch:
             num_prompt=len(new.prompt),
             tokens=[*new.prompt, *new.output],
             num_computed=new.num_computed,
+            digest=new.cache_root,
         )
 
     @staticmethod
@@ -84,6 +87,7 @@ class InputBatch:
     def _copy(self, pairs: tuple[tuple[int, int], ...]) -> BlockCopy:
         sources, targets = tuple(source for source, _ in pairs), tuple(target for _, target in pairs)
         self._check((*sources, *targets), self.num_blocks)
+        self._overwrite(targets)
         return BlockCopy(Copy.WITHIN, sources, targets)
 
     def _swap_out(self, sequence_id: int, host_blocks: tuple[int, ...]) -> BlockCopy:
@@ -107,14 +111,22 @@ class InputBatch:
         if len(blocks) < len(sequence.host_table):
             raise PlanError(f"{sequence.request_id} has more blocks in host memory than come back")
         sources = tuple(sequence.host_table)
+        self._overwrite(blocks)
         sequence.block_table, sequence.host_table = list(blocks), []
         sequence.held = sequence.decoding = False
         return BlockCopy(Copy.TO_DEVICE, sources, blocks[: len(sources)])
 
     def _grant(self, sequence_id: int, blocks: tuple[int, ...]) -> None:
         self._check(blocks, self.num_blocks)
-        if sequence_id in self.sequences:
-            self.sequences[sequence_id].block_table.extend(blocks)
+        sequence = self.sequences.get(sequence_id)
+        if sequence is not None:
+            held = max(0, sequence.num_computed // self.block_size - len(sequence.block_table))
+            self._overwrite(blocks[held:])  # the others come from the prefix cache
+            sequence.block_table.extend(blocks)
+
+    def _overwrite(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.contents.pop(block, None)
 
     def _set_held(self, sequence_ids: tuple[int, ...], held: bool) -> None:
         for sequence_id in sequence_ids:
@@ -148,6 +160,8 @@ class InputBatch:
     def _finish_row(self, row: BatchRow, sample: Sampled | None) -> SequenceOutput:
         sequence = row.sequence
         sequence.num_computed += row.num_tokens
+        if sequence.num_computed // self.block_size > sequence.num_digested:
+            self._digest(sequence)
         index = sequence.num_output
         if sample is None:
             return SequenceOutput(sequence, row.num_tokens, index, (), (), None)
@@ -178,17 +192,11 @@ class InputBatch:
             return []
         return [*self._eos, *sequence.params.stop_token_ids]
 
-    def held(self) -> list[tuple[SequenceState, bytes]]:
-        """Sequences whose KV is still here, each with the chained hash of its computed blocks."""
-        return [
-            (sequence, self._chained_hash(sequence))
-            for sequence in list(self.sequences.values())
-            if sequence.block_table
-        ]
-
-    def _chained_hash(self, sequence: SequenceState) -> bytes:
-        digest = b""
-        for start in range(0, sequence.num_computed, self.block_size):
-            tokens = sequence.tokens[start : min(start + self.block_size, sequence.num_computed)]
-            digest = hashlib.sha256(digest + array("I", tokens).tobytes()).digest()
-        return digest
+    def _digest(self, sequence: SequenceState) -> None:
+        """Note what its newly full blocks hold."""
+        size = self.block_size
+        for index in range(sequence.num_digested, sequence.num_computed // size):
+            content = array("I", sequence.tokens[index * size : (index + 1) * size]).tobytes()
+            sequence.digest = digests.chain(sequence.digest, content)
+            self.contents[sequence.block_table[index]] = sequence.digest
+            sequence.num_digested += 1

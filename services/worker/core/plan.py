@@ -17,6 +17,7 @@ class NewSequence:
     output: list[int]
     params: SamplingParams
     num_computed: int = 0
+    cache_root: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class SequenceState:
     host_table: list[int] = field(default_factory=list)
     decoding: bool = False
     held: bool = False
+    digest: bytes = b""  # of the last of its first num_digested blocks, or its root
+    num_digested: int = 0
     # Ended outside the step (stop string, lost fence): it is dropped, and what it still computed is discarded.
     ended: bool = False
 

@@ -1,0 +1,54 @@
+"""Where a stream stands: the ids of its events, and what a client says with `Last-Event-ID`."""
+
+import re
+from dataclasses import dataclass
+
+from services.common.errors import InvalidRequest
+
+# request:entry, request:entry.event (more events of that entry follow), or request:end.
+EVENT_ID = re.compile(r"(?:([A-Za-z0-9]{1,64}):)?(?:([0-9]{1,20}-[0-9]{1,20})(?:\.([0-9]{1,6}))?|end)")
+
+
+def order_of(entry_id: str) -> tuple[int, int]:
+    """Journal entry ids in the order in which Redis made them."""
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The client has everything up to a journal entry: of that entry itself `events` events, or all if that is None.
+    at_end: it has the end as well."""
+
+    entry_id: str = "0-0"
+    events: int | None = None
+    at_end: bool = False
+
+    def skip(self, entry_id: str, num_events: int) -> int:
+        """How many of an entry's events the client has already."""
+        if order_of(entry_id) != order_of(self.entry_id):
+            return num_events if order_of(entry_id) < order_of(self.entry_id) else 0
+        return num_events if self.events is None else min(self.events, num_events)
+
+
+START = Position()
+
+
+def event_id(request_id: str, entry_id: str, event: int, last: int) -> str:
+    """The id of an entry's event number `event`, counted from 0; `last` is the number of its last one."""
+    return f"{request_id}:{entry_id}" if event == last else f"{request_id}:{entry_id}.{event}"
+
+
+def end_id(request_id: str) -> str:
+    return f"{request_id}:end"
+
+
+def parse_event_id(text: str) -> tuple[str | None, Position]:
+    """The request, where it is named, and the position. Raises InvalidRequest."""
+    match = EVENT_ID.fullmatch(text)
+    if match is None:
+        raise InvalidRequest("Last-Event-ID is not an id of one of our events", "Last-Event-ID")
+    request_id, entry_id, event = match.groups()
+    if entry_id is None:
+        return request_id, Position(at_end=True)
+    return request_id, Position(entry_id, None if event is None else int(event) + 1)
