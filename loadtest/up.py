@@ -1,11 +1,13 @@
 """A real `orca up` for tests and benchmarks: real processes, Valkey, gRPC and HTTP."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -54,6 +56,15 @@ class Up:
         self.stop()
         assert self.exit_code == 0, "\n".join(self.lines)
 
+    def roll(self) -> None:
+        """Restart every process, one after another; returns when that is done."""
+        done = sum("has been restarted" in line for line in self.lines)
+        self._process.send_signal(signal.SIGHUP)
+        while sum("has been restarted" in line for line in self.lines) == done:
+            if self._process.poll() is not None:
+                raise UpFailed("\n".join(self.lines))
+            time.sleep(0.05)
+
     def interrupt(self) -> None:
         """What Ctrl-C does, once."""
         if not self._signalled:
@@ -88,6 +99,10 @@ class Up:
                 if parent == self._process.pid and module in command:
                     found.append(int(entry.name))
         return found
+
+    def pid(self, name: str) -> int:
+        """Of a child, by its name."""
+        return int(json.loads((self.folder / "children.json").read_text())[name])
 
     def kill(self, module: str, number: int = signal.SIGKILL) -> None:
         (pid,) = self.pids(module)

@@ -36,6 +36,14 @@ class PublishItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Attached:
+    """A request that one more router reads. document: as it was enqueued. ends_at: its last entry, if it is over."""
+
+    document: str
+    ends_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class FencedChoice:
     """One choice as it stood in the journal when its fence was raised: final."""
 

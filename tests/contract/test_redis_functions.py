@@ -17,7 +17,7 @@ from services.common.admission import (
     Withdrawn,
 )
 from services.common.codec import details_to_bytes
-from services.common.journal import Crash, FenceAnswer, FencedChoice, Leave, PublishItem, TokenDetail
+from services.common.journal import Attached, Crash, FenceAnswer, FencedChoice, Leave, PublishItem, TokenDetail
 from services.common.redis.store import Store
 
 
@@ -191,7 +191,7 @@ async def test_the_last_finish_writes_usage_and_empties_the_queue(store: Store) 
 
 async def test_abort_only_when_the_last_reader_leaves(store: Store) -> None:
     await _request(store)
-    assert await store.attach("r1", "router-b") == "{}"
+    assert await store.attach("r1", "router-b") == Attached("{}", None)
     assert await store.readers(["r1"]) == [{"router-a", "router-b"}]
     assert await store.abort("r1", "router-a") == "kept"
     assert not await store.is_aborted("r1")
@@ -202,6 +202,7 @@ async def test_abort_only_when_the_last_reader_leaves(store: Store) -> None:
     assert dict(bells[0][2])[b"r"] == b"r1"
     assert await store.publish("", [_item(ids=(), finish="abort")]) == ["ok"]
     assert await store.abort("r1", "router-b") == "finished"
+    assert await store.attach("r1", "router-c") == Attached("{}", (await store.journal("r1"))[-1].entry_id)
     assert await store.abort("nobody") == "gone"
     assert await store.attach("nobody", "router-a") is None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -106,8 +107,9 @@ async def test_sse_ids_are_journal_entries_and_the_last_line_is_done(fake_up: Up
     lines = response.text.split("\n\n")
     assert lines[-2] == "data: [DONE]"
     ids = [line.split("\n")[0].removeprefix("id: ") for line in lines if line.startswith("id: ")]
-    assert len(ids) == 5
-    assert ids == sorted(ids)
+    assert len({re.split("[.:]", event_id)[0] for event_id in ids}) == 5, "an entry for each step"
+    assert ids == sorted(set(ids)), "and an id for each event"
+    assert {event_id.split(":")[1] for event_id in ids} == {response.headers["x-orca-request-id"]}
 
 
 BAD: list[tuple[str, Any, int, str]] = [

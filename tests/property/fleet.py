@@ -203,7 +203,7 @@ class Fleet:
         self._forget(request_id)
 
     def lose(self, name: str, rng: random.Random) -> None:
-        """A worker's process ends, for a reason or without one; or only its session breaks, and it offers what it has."""
+        """A worker's process ends, for a reason or without; or only its session breaks, and it offers what it has."""
         self.recovering += self.scheduler.remove_worker(name, crashed=rng.random() < 0.7)
         assert all(sequence.status is not Status.RUNNING for sequence in self.recovering)
         if rng.random() < 0.5:

@@ -352,14 +352,14 @@ local function without(readers, router)
 end
 
 -- ARGV: request, router. Joins the readers; the caller then reads the journal and drops duplicates.
--- Returns {'ok', document} or {'gone'}.
+-- Returns {'ok', document, last entry if it is over} or {'gone'}.
 local function attach(keys, args)
   local state = state_key(prefix_of(keys), args[1])
-  local v = redis.call('HMGET', state, 'choices', 'readers', 'document')
+  local v = redis.call('HMGET', state, 'choices', 'readers', 'document', 'done', 'last')
   if not v[1] then return { 'gone' } end
   local others = without(v[2], args[2])
   redis.call('HSET', state, 'readers', others == '' and args[2] or others .. ' ' .. args[2])
-  return { 'ok', v[3] }
+  return { 'ok', v[3], v[4] and v[5] or '' }
 end
 
 -- ARGV: request, router ('' aborts whoever reads), how. A router's leaving aborts only when it was the last reader, and

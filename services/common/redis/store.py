@@ -16,7 +16,16 @@ from redis.backoff import ExponentialWithJitterBackoff
 from services.common.admission import LIMIT_NAMES, Admission, Admitted, Full, Joined, Mismatch, Terms, Withdrawn
 from services.common.codec import details_from_bytes
 from services.common.errors import ConfigurationError
-from services.common.journal import Crash, FenceAnswer, FencedChoice, JournalEntry, JournalItem, Leave, PublishItem
+from services.common.journal import (
+    Attached,
+    Crash,
+    FenceAnswer,
+    FencedChoice,
+    JournalEntry,
+    JournalItem,
+    Leave,
+    PublishItem,
+)
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +175,10 @@ class Store:
             args += (item.payload, item.step)
         return [answer.decode() for answer in await self._call("publish", *args)]
 
-    async def attach(self, request_id: str, router: str) -> str | None:
-        """Join the readers of a request, before reading its journal: its document. None if it is gone."""
+    async def attach(self, request_id: str, router: str) -> Attached | None:
+        """Join the readers of a request, before reading its journal. None if it is gone."""
         answer = await self._call("attach", request_id, router)
-        return answer[1].decode() if answer[0] == b"ok" else None
+        return Attached(answer[1].decode(), answer[2].decode() or None) if answer[0] == b"ok" else None
 
     async def abort(self, request_id: str, router: str = "", how: Leave = Leave.ABORT) -> str:
         """A reader leaves (or, with no router, everybody): ok, kept, finished or gone."""

@@ -158,20 +158,20 @@ class Backend:
         """Join the readers of a request, from its beginning. Raises StreamNotFound or Unavailable."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                text = await until_answered(lambda: self._store.attach(request_id, self._router))
+                found = await until_answered(lambda: self._store.attach(request_id, self._router))
         except TimeoutError:
             raise Unavailable("the queue does not answer") from None
-        document = Document.from_json(text) if text is not None else None
-        if document is None or document.tenant != tenant:
+        document = Document.from_json(found.document) if found is not None else None
+        if found is None or document is None or document.tenant != tenant:
             if document is not None and request_id not in self._streams:
                 self._say_goodbye(request_id, Leave.DETACH)
             raise StreamNotFound("there is no such stream, or it has been over for too long", "request_id")
-        stream = self._open(document, behind=True)
+        stream = self._open(document, behind=True, ends_at=found.ends_at)
         stream.accepted = True
         return stream
 
-    def _open(self, document: Document, behind: bool) -> Stream:
-        stream = Stream(document, self._pull, behind)
+    def _open(self, document: Document, behind: bool, ends_at: str | None = None) -> Stream:
+        stream = Stream(document, self._pull, behind, ends_at)
         self._streams.setdefault(document.request_id, set()).add(stream)
         self._idle.clear()
         return stream

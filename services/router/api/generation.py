@@ -15,7 +15,7 @@ from services.router.api.errors import JSON, error_body
 from services.router.api.format import Formatter, Whole
 from services.router.api.stream import Backend, Stream
 from services.router.core.emission import Delta, Fold
-from services.router.core.position import START, Position, end_id, event_id
+from services.router.core.position import START, Position, event_id
 
 FAILED = {"error", "abort", "deadline"}
 
@@ -103,7 +103,7 @@ class Generation:
         except OrcaError as error:
             self._outcome = "error"
             yield sse.event(error_body(error))
-            yield sse.done()
+            yield sse.DONE
 
     async def _events(self) -> AsyncIterator[bytes]:
         finishes: set[str | None] = set()
@@ -128,7 +128,7 @@ class Generation:
                 yield b"".join(frames)
                 failpoint("stream.event")
         self._ended(finishes)
-        yield sse.done(end_id(self._stream.document.request_id))
+        yield sse.DONE
 
     def _frames(self, entry_id: str, deltas: list[Delta]) -> list[bytes]:
         """The events of one entry, without those that the client has already."""

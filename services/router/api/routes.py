@@ -207,7 +207,7 @@ async def resume(
     if api not in (None, stream.document.api):
         service.backend.leave(stream)
         raise InvalidRequest("Last-Event-ID is of a request to another path", "Last-Event-ID")
-    if position.at_end:
+    if stream.ends_at is not None and position.is_past(stream.ends_at):
         service.backend.leave(stream)
         return Response(status_code=204)  # what tells a browser's EventSource to reconnect no more
     return await answer(service, request, stream, None, position)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
 
 
 class ClientGone(Exception):
@@ -20,11 +21,6 @@ def event(data: Any, event_id: str | None = None) -> bytes:
     """One event. The id is the journal entry up to which everything that can be emitted has been."""
     head = f"id: {event_id}\n".encode() if event_id else b""
     return head + b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-def done(event_id: str | None = None) -> bytes:
-    """The last event."""
-    return (f"id: {event_id}\n".encode() if event_id else b"") + b"data: [DONE]\n\n"
 
 
 def keep_alive(started: bool) -> bytes:

@@ -22,11 +22,13 @@ Pull = Callable[[str, str, int], Awaitable[list[JournalEntry]]]
 class Stream:
     """One reader's way through one request's journal: entries in order, each once. `fail` ends it with an error.
 
-    fed: the newest entry taken in. behind: the journal has more than was fed, for the reader to pull.
+    fed: the newest entry taken in. behind: the journal has more than was fed, for the reader to pull. ends_at: the last
+    entry, if the request was over when this reader came.
     """
 
-    def __init__(self, document: Document, pull: Pull, behind: bool = False) -> None:
+    def __init__(self, document: Document, pull: Pull, behind: bool = False, ends_at: str | None = None) -> None:
         self.document = document
+        self.ends_at = ends_at
         self.fed = "0-0"
         self.behind = behind
         self.heard = time.monotonic()

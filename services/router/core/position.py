@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from services.common.errors import InvalidRequest
 
-# request:entry, request:entry.event (more events of that entry follow), or request:end.
-EVENT_ID = re.compile(r"(?:([A-Za-z0-9]{1,64}):)?(?:([0-9]{1,20}-[0-9]{1,20})(?:\.([0-9]{1,6}))?|end)")
+# entry:request, or entry.event:request when more events of that entry follow. The request may be left out where it is
+# known.
+EVENT_ID = re.compile(r"([0-9]{1,20}-[0-9]{1,20})(?:\.([0-9]{1,6}))?(?::([A-Za-z0-9]{1,64}))?")
 
 
 def order_of(entry_id: str) -> tuple[int, int]:
@@ -17,12 +18,14 @@ def order_of(entry_id: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The client has everything up to a journal entry: of that entry itself `events` events, or all if that is None.
-    at_end: it has the end as well."""
+    """The client has everything up to a journal entry: of that entry itself `events` events, or all if that is None."""
 
     entry_id: str = "0-0"
     events: int | None = None
-    at_end: bool = False
+
+    def is_past(self, entry_id: str) -> bool:
+        """The client has all of this entry."""
+        return self.events is None and order_of(self.entry_id) >= order_of(entry_id)
 
     def skip(self, entry_id: str, num_events: int) -> int:
         """How many of an entry's events the client has already."""
@@ -36,11 +39,7 @@ START = Position()
 
 def event_id(request_id: str, entry_id: str, event: int, last: int) -> str:
     """The id of an entry's event number `event`, counted from 0; `last` is the number of its last one."""
-    return f"{request_id}:{entry_id}" if event == last else f"{request_id}:{entry_id}.{event}"
-
-
-def end_id(request_id: str) -> str:
-    return f"{request_id}:end"
+    return f"{entry_id}:{request_id}" if event == last else f"{entry_id}.{event}:{request_id}"
 
 
 def parse_event_id(text: str) -> tuple[str | None, Position]:
@@ -48,7 +47,5 @@ def parse_event_id(text: str) -> tuple[str | None, Position]:
     match = EVENT_ID.fullmatch(text)
     if match is None:
         raise InvalidRequest("Last-Event-ID is not an id of one of our events", "Last-Event-ID")
-    request_id, entry_id, event = match.groups()
-    if entry_id is None:
-        return request_id, Position(at_end=True)
+    entry_id, event, request_id = match.groups()
     return request_id, Position(entry_id, None if event is None else int(event) + 1)
