@@ -28,6 +28,8 @@ from services.scheduler.settings import SchedulingSettings
 PROGRESS_S = 5.0
 DRAIN_S = 40.0
 REDIS_TIMEOUT_S = 5.0
+# How a child ends that is told to while it still imports packages: there is nothing to drain.
+NOT_YET_STARTED = (-signal.SIGINT, 130)
 
 
 class UpSettings(AdmissionSettings, SchedulingSettings):
@@ -235,7 +237,7 @@ async def stop_all(system: System, supervising: "list[asyncio.Task[None]]") -> i
     codes = []
     for tier in reversed(system.tiers):
         codes += await asyncio.gather(*(child.stop(DRAIN_S) for child in tier))
-    codes = [code for code in codes if code != -signal.SIGINT]  # it had not come so far as to drain
+    codes = [code for code in codes if code not in NOT_YET_STARTED]
     for task in supervising:
         task.cancel()
     await asyncio.gather(*supervising, return_exceptions=True)

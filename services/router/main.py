@@ -111,7 +111,10 @@ async def serve(settings: RouterSettings) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(settings.drain):
                     await until_quiet(server.server_state.connections)
-        await backend.drain(settings.drain if stop.at_once else 0)
+        await backend.idle_within(settings.drain if stop.at_once else 0)
+        for connection in list(server.server_state.connections):
+            connection.shutdown()  # idle ones now, the others with their last event
+        await backend.hand_on()
         server.should_exit = True
         await serving
         await backend.settle()

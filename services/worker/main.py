@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import uuid
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -25,7 +26,7 @@ from services.worker.core.plan import StepOutput
 from services.worker.core.publishing import PublishBook
 from services.worker.engine import StepLoop
 from services.worker.executor.base import Executor
-from services.worker.executor.fake import FakeExecutor
+from services.worker.executor.fake import NUM_SALTS, FakeExecutor
 from services.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ DRAIN_S = 15.0
 GIVE_AWAY_S = 8.0
 
 
-def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
+def make_executor(settings: WorkerSettings, files: ModelFiles, incarnation: str) -> Executor:
     """The executor that the settings name. Raises ConfigurationError."""
     if settings.executor == "fake":
         blocks = settings.kv_blocks or FAKE_BLOCKS
@@ -44,6 +45,7 @@ def make_executor(settings: WorkerSettings, files: ModelFiles) -> Executor:
             settings.block_size,
             files.vocab_size,
             settings.fake_step_ms / 1000,
+            salt=zlib.crc32(incarnation.encode()) % NUM_SALTS if settings.fake_salted else 0,
             num_host_blocks=settings.host_blocks,
         )
     try:
@@ -93,10 +95,11 @@ async def serve(settings: WorkerSettings) -> None:
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
     files = resolve_model(settings.model)
     log.info("loading %s", files.name)
-    executor = await asyncio.to_thread(make_executor, settings, files)
+    incarnation = uuid.uuid4().hex
+    executor = await asyncio.to_thread(make_executor, settings, files, incarnation)
     identity = Identity(
         name=settings.name,
-        incarnation=uuid.uuid4().hex,
+        incarnation=incarnation,
         model=files.name,
         max_in_flight=settings.max_in_flight,
         max_model_len=files.max_model_len,
@@ -104,8 +107,6 @@ async def serve(settings: WorkerSettings) -> None:
     )
     registry = CollectorRegistry()
     gauges = metrics.WorkerMetrics(registry, settings.name)
-    metrics.serve(registry, settings.metrics_port)
-    gauges.count(lambda: executor.num_model_calls, lambda: publisher.num_round_trips)
     loop = asyncio.get_running_loop()
     table = TokenBytes(files.tokenizer_json)
 
@@ -140,6 +141,8 @@ async def serve(settings: WorkerSettings) -> None:
             "vocab_size": identity.vocab_size,
         }
     )
+    gauges.count(lambda: executor.num_model_calls, lambda: publisher.num_round_trips)
+    metrics.serve(registry, settings.metrics_port)
     steps.start()
     log.info("%s is listening on port %d with %d blocks of KV", settings.name, port, executor.num_blocks)
 

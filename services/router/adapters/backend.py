@@ -156,6 +156,8 @@ class Backend:
 
     async def attach(self, request_id: str, tenant: str) -> Stream:
         """Join the readers of a request, from its beginning. Raises StreamNotFound or Unavailable."""
+        if self.closed:
+            raise Unavailable("this server is shutting down")
         try:
             async with asyncio.timeout(PATIENCE_S):
                 found = await until_answered(lambda: self._store.attach(request_id, self._router))
@@ -210,19 +212,20 @@ class Backend:
     async def _tell_leaving(self, request_id: str, how: Leave) -> None:
         await until_answered(lambda: self._store.abort(request_id, self._router, how))
 
-    async def drain(self, grace_s: float) -> None:
-        """Open streams may finish; those left after the grace end so that another router can go on with them."""
-        self.draining = True
+    async def idle_within(self, grace_s: float) -> None:
+        """Return once no stream is open, or after the grace."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
+
+    async def hand_on(self) -> None:
+        """Take nothing more; what is open ends so that another router can go on with it."""
+        self.draining = self.closed = True
         for stream in self._all():
             stream.handed_on = True
             name = stream.document.request_id
             stream.fail(StreamInterrupted(f"this server is shutting down; the stream goes on at /v1/streams/{name}"))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_EVENTS_S):
-                await self._idle.wait()
+        await self.idle_within(LAST_EVENTS_S)
 
     async def idle(self) -> None:
         """No stream is open."""

@@ -24,8 +24,8 @@ class _Collected(Collector):
 async def _scrape(client: httpx.AsyncClient, port: str) -> list[Metric]:
     try:
         response = await client.get(f"http://127.0.0.1:{port}/metrics")
-        return list(text_string_to_metric_families(response.text))
-    except httpx.HTTPError as error:
+        return list(text_string_to_metric_families(response.raise_for_status().text))
+    except (httpx.HTTPError, ValueError) as error:  # it may be starting, or another process has its port by now
         log.debug("port %s gives no metrics: %s", port, error)
         return []
 

@@ -197,7 +197,7 @@ class StepBuilder:
         prompt that are cached among them. False, and nothing changed, if the blocks are not free or the watermark
         would be passed."""
         if sequence.host_table:
-            return self._swap_back(sequence, budget)
+            return self._swap_back(sequence, budget, reserve)
         hits = self._find_prefix(sequence)
         if not self._fits(sequence, hits, reserve):
             self._note(sequence, Reason.NO_BLOCKS)
@@ -290,10 +290,10 @@ class StepBuilder:
         needed = blocks_for(reserve, self.limits.block_size) - len(hits) + pool.num_idle(hits)
         return pool.num_free - needed >= self._spare(self.worker, 0)
 
-    def _swap_back(self, sequence: Sequence, budget: int) -> bool:
+    def _swap_back(self, sequence: Sequence, budget: int, reserve: int) -> bool:
         """Bring a sequence back from host memory, where its KV is whole."""
         worker, size = self.worker, self.limits.block_size
-        needed = blocks_for(max(sequence.num_tokens, sequence.num_scheduled + 1), size)
+        needed = blocks_for(max(reserve, sequence.num_tokens, sequence.num_scheduled + 1), size)
         if worker.pool.num_free - needed < self._spare(worker, 0):
             self._note(sequence, Reason.NO_BLOCKS)
             return False

@@ -4,12 +4,44 @@ It writes token ids into the slots of a fake KV and samples a hash of what it fi
 prefix, a lost token or a block reused too early changes the text.
 """
 
+import os
+import signal
 import time
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 
+from services.common.request import SamplingParams
 from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled, TokenLogprobs
+
+FIRST_TOKEN = 256  # below are special tokens and bare bytes
+NUM_SALTS = 64  # as many different devices there are, for a test
+POISON = "ORCA_FAKE_POISON_TOKEN"  # a token id: whoever runs a prompt that has it dies at once
+
+
+def sample(
+    read: np.ndarray,
+    params: SamplingParams,
+    choice: int,
+    salt: int,
+    banned: Collection[int],
+    vocab_size: int,
+    first_token: int = FIRST_TOKEN,
+) -> Sampled:
+    """The token that follows the int32 token ids `read`: a pure function, so that others can check what was made."""
+    first_token = min(first_token, vocab_size - 1)
+    seed = 0 if params.temperature == 0 else params.seed * 31 + choice + 1
+    # Salts are spread out, so that no choice under one salt is another choice under the next.
+    state = zlib.crc32(read.tobytes(), (seed + salt * 0x9E3779B1) & 0xFFFFFFFF)
+    token = first_token + state % (vocab_size - first_token)
+    while token in banned:
+        token = first_token + (token - first_token + 1) % (vocab_size - first_token)
+    logprob = -((state >> 8) % 1000) / 100 - 0.001
+    if params.logprobs is None:
+        return Sampled(token)
+    top = tuple((token + i, logprob - i) for i in range(params.logprobs))
+    return Sampled(token, TokenLogprobs(logprob, top))
 
 
 class FakeExecutor:
@@ -22,7 +54,7 @@ class FakeExecutor:
         vocab_size: int,
         step_time_s: float = 0.0,
         salt: int = 0,
-        first_token: int = 256,
+        first_token: int = FIRST_TOKEN,
         num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
@@ -30,9 +62,10 @@ class FakeExecutor:
         self.num_model_calls = 0
         self.num_rows = 0
         self._vocab = vocab_size
-        self._first_token = min(first_token, vocab_size - 1)  # below are special tokens and bare bytes
+        self._first_token = first_token
         self._step_time_s = step_time_s
         self._salt = salt
+        self._poison = int(os.environ.get(POISON) or -1)
         self.num_host_blocks = num_host_blocks
         self.swap_s = 0.0
         self._kv = np.full(num_blocks * block_size, -1, dtype=np.int32)
@@ -48,6 +81,8 @@ class FakeExecutor:
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
         end = time.monotonic() + self._step_time_s
         for row in rows:
+            if self._poison >= 0 and self._poison in row.sequence.tokens[: row.sequence.num_prompt]:
+                signal.raise_signal(signal.SIGKILL)
             self._write(row)
         samples = [self._sample(row, set(ban)) for row, ban in zip(rows, banned, strict=True) if row.samples]
         self.num_model_calls += 1
@@ -70,14 +105,4 @@ class FakeExecutor:
     def _sample(self, row: BatchRow, banned: set[int]) -> Sampled:
         sequence = row.sequence
         read = self._kv[self._slots(sequence.block_table, row.start + row.num_tokens)]
-        params = sequence.params
-        seed = 0 if params.temperature == 0 else params.seed * 31 + sequence.choice + 1
-        state = zlib.crc32(read.tobytes(), (seed + self._salt) & 0xFFFFFFFF)
-        token = self._first_token + state % (self._vocab - self._first_token)
-        while token in banned:
-            token = self._first_token + (token - self._first_token + 1) % (self._vocab - self._first_token)
-        logprob = -((state >> 8) % 1000) / 100 - 0.001
-        if params.logprobs is None:
-            return Sampled(token)
-        top = tuple((token + i, logprob - i) for i in range(params.logprobs))
-        return Sampled(token, TokenLogprobs(logprob, top))
+        return sample(read, sequence.params, sequence.choice, self._salt, banned, self._vocab, self._first_token)
