@@ -182,6 +182,9 @@ class Client:
     async def _stream(self) -> None:
         self._pending.clear()
         async with self._open() as response:
+            if response.status_code == 204 and self._last_id:  # all events were here before the connection broke
+                self.outcome.num_done += 1
+                return
             await self._check(response)
             async for event_id, data in self._events(response):
                 self._on_event(event_id, data)

@@ -9,6 +9,7 @@ from services.common.pb.orca.v1 import worker_pb2
 
 SESSION = "Session"
 SERVICE = "orca.v1.Worker"
+EPOCH = "orca-epoch"  # in the metadata of a session
 OPTIONS = [
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -43,10 +44,10 @@ def dial(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=OPTIONS)
 
 
-def open_session(channel: grpc.aio.Channel) -> Any:
-    """A bidirectional call: write SchedulerMessage, read WorkerMessage."""
+def open_session(channel: grpc.aio.Channel, epoch: int) -> Any:
+    """A bidirectional call: write SchedulerMessage, read WorkerMessage. A worker that knows a later epoch refuses it."""
     return channel.stream_stream(
         f"/{SERVICE}/{SESSION}",
         request_serializer=worker_pb2.SchedulerMessage.SerializeToString,
         response_deserializer=worker_pb2.WorkerMessage.FromString,
-    )()
+    )(metadata=((EPOCH, str(epoch)),))

@@ -81,12 +81,16 @@ class StepLoop(threading.Thread):
     def run(self) -> None:
         try:
             while (item := self._inbox.get()) is not None:
-                if not isinstance(item, Plan):
-                    item()
-                elif item.session == self.session:
-                    self._run_plan(item)
+                self.take(item)
         except Exception as error:  # noqa: BLE001 - handed on: the process must not live on without its loop
             self._on_failure(error)
+
+    def take(self, item: Plan | Callable[[], None]) -> None:
+        """Run a plan of the current session, or answer a question."""
+        if not isinstance(item, Plan):
+            item()
+        elif item.session == self.session:
+            self._run_plan(item)
 
     def _run_plan(self, plan: Plan) -> None:
         kept = self._kept.get(plan.number)

@@ -5,12 +5,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from urllib.parse import unquote
 from typing import Any, Literal, TypeVar, cast
 
 import orjson
 from redis import exceptions as redis_errors
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialWithJitterBackoff
 
 from services.common.admission import LIMIT_NAMES, Admission, Admitted, Full, Joined, Mismatch, Terms, Withdrawn
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LIBRARY = "orca_v1"
+SENTINEL = "redis+sentinel://"
 MAX_CONNECTIONS = 64
 PASSING = ("BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "READONLY", "OOM", "LOADING", "TRYAGAIN")
 CONNECTION_ERRORS = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.BusyLoadingError, OSError)
@@ -39,26 +42,44 @@ CONNECTION_ERRORS = (redis_errors.ConnectionError, redis_errors.TimeoutError, re
 def connect(url: str) -> Redis:
     """A client that retries briefly by itself; the functions are idempotent, so that is safe.
 
-    Raises ConfigurationError if the URL is none.
+    redis://, rediss:// or unix://, or redis+sentinel://[user:password@]host:port[,host:port...]/service[/database] for
+    whoever is the master according to these sentinels. Raises ConfigurationError if the URL is none of them.
     """
+    options: dict[str, Any] = {
+        "socket_timeout": 10,
+        "socket_connect_timeout": 3,
+        "health_check_interval": 15,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+        "protocol": 3,
+    }
     try:
-        pool = _pool(url)
+        if url.startswith(SENTINEL):
+            return _master(url, options)
+        return Redis.from_pool(
+            BlockingConnectionPool.from_url(url, max_connections=MAX_CONNECTIONS, timeout=None, **options)
+        )
     except ValueError as error:
         raise ConfigurationError(f"--redis-url: {str(error).splitlines()[0]}") from None
-    return Redis.from_pool(pool)
 
 
-def _pool(url: str) -> BlockingConnectionPool:
-    return BlockingConnectionPool.from_url(
-        url,
-        max_connections=MAX_CONNECTIONS,
-        timeout=None,
-        socket_timeout=10,
-        socket_connect_timeout=3,
-        health_check_interval=15,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
-        protocol=3,
+def _master(url: str, options: dict[str, Any]) -> Redis:
+    """Raises ValueError."""
+    credentials, _, hosts = url.removeprefix(SENTINEL).rpartition("@")
+    hosts, _, path = hosts.partition("/")
+    service, _, database = path.partition("/")
+    addresses = [address.rpartition(":")[::2] for address in hosts.split(",")]
+    if not service or not all(host and port.isdigit() for host, port in addresses) or not (database or "0").isdigit():
+        raise ValueError(f"expected {SENTINEL}host:port[,host:port]/service[/database]")
+    user, _, password = credentials.rpartition(":")
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [(host, int(port)) for host, port in addresses],
+        sentinel_kwargs={"socket_timeout": 1, "socket_connect_timeout": 1},
+        db=int(database or "0"),
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+        **options,
     )
+    return cast(Redis, sentinel.master_for(service, max_connections=MAX_CONNECTIONS * 16))
 
 
 def _ids(text: str) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class Session:
         Raises grpc.RpcError, TimeoutError if no hello comes, or WrongWorker if somebody else answers at the address.
         """
         async with rpc.dial(document["address"]) as channel:
-            self._call = rpc.open_session(channel)
+            self._call = rpc.open_session(channel, self._epoch)
             async with asyncio.timeout(HELLO_S):
                 hello = await self._hello(document["incarnation"])
             limits = codec.limits_from_hello(hello, max_num_seqs, token_budget)

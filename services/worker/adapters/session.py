@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.common import process
+import grpc
+
+from services.common import process, rpc
 from services.common.pb.orca.v1 import worker_pb2
 from services.worker.adapters.codec import outcomes_to_proto, plan_from_proto, result_to_proto
 from services.worker.adapters.publisher import Outcome
@@ -32,7 +34,7 @@ class Identity:
 
 
 class SessionServer:
-    """Serves one scheduler at a time; a newer session takes over from an older one."""
+    """Serves one scheduler at a time; a newer session takes over from an older one, unless its epoch is older."""
 
     def __init__(self, identity: Identity, loop: StepLoop) -> None:
         self._identity = identity
@@ -76,7 +78,13 @@ class SessionServer:
         self, requests: AsyncIterator[worker_pb2.SchedulerMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         """The rpc: hello, then results and outcomes while plans come in."""
+        epoch = int(dict(context.invocation_metadata() or ()).get(rpc.EPOCH, 0))
+        if epoch < self._loop.highest_epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another leader has followed")
+        self._loop.highest_epoch = epoch
         outgoing: Outgoing = asyncio.Queue()
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(None)  # the older session ends, so that its leader does not wait for results
         self._outgoing = outgoing
         self._session += 1
         self._loop.session = session = self._session
