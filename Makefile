@@ -10,7 +10,7 @@ PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
 .PHONY: setup protos run test test-golden check-exact lint types imports check bench-pipeline bench-disconnect \
-        bench-scheduler paper-plots test-nightly clean
+        bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots test-nightly clean
 
 setup: $(VENV)/.ready protos
 
@@ -79,6 +79,19 @@ paper-plots: setup
 # The property tests with 5,000 random runs and 20,000 steps per policy and order.
 test-nightly: setup
 	@ORCA_PROPERTY=nightly $(BIN)/python -m pytest tests/property $(ARGS)
+
+# Seeded faults over a running system, with every stream checked; 300 runs take about forty minutes.
+chaos: setup
+	@$(BIN)/orca chaos $(ARGS)
+
+bench-failover: setup
+	@$(BIN)/python -m loadtest.failover $(ARGS)
+
+bench-overload: setup
+	@$(BIN)/python -m loadtest.overload $(ARGS)
+
+bench-soak: setup
+	@$(BIN)/python -m loadtest.soak $(ARGS)
 
 bench-disconnect: setup
 	@$(BIN)/python -m loadtest.disconnect $(ARGS)

@@ -100,9 +100,14 @@ class Up:
                     found.append(int(entry.name))
         return found
 
+    def children(self) -> dict[str, int]:
+        """Process ids by name."""
+        found: dict[str, int] = json.loads((self.folder / "children.json").read_text())
+        return found
+
     def pid(self, name: str) -> int:
         """Of a child, by its name."""
-        return int(json.loads((self.folder / "children.json").read_text())[name])
+        return self.children()[name]
 
     def kill(self, module: str, number: int = signal.SIGKILL) -> None:
         (pid,) = self.pids(module)

@@ -45,7 +45,7 @@ def dial(address: str) -> grpc.aio.Channel:
 
 
 def open_session(channel: grpc.aio.Channel, epoch: int) -> Any:
-    """A bidirectional call: write SchedulerMessage, read WorkerMessage. A worker that knows a later epoch refuses it."""
+    """A bidirectional call: write SchedulerMessage, read WorkerMessage. A worker that knows a later epoch refuses."""
     return channel.stream_stream(
         f"/{SERVICE}/{SESSION}",
         request_serializer=worker_pb2.SchedulerMessage.SerializeToString,

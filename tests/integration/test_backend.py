@@ -13,7 +13,7 @@ from services.common.journal import FenceAnswer, PublishItem
 from services.common.redis.store import Store
 from services.common.request import GenerateRequest, SamplingParams
 from services.router.adapters.backend import Backend, Windows
-from services.router.api.stream import Stream
+from services.router.api.stream import MAX_BUFFERED, Stream
 from services.router.core.document import Document
 
 REQUEST = GenerateRequest("r1", "m", ((1, 2, 3),), SamplingParams(max_tokens=50))
@@ -64,6 +64,19 @@ async def test_lost_frames_come_from_the_journal(store: Store, lost: tuple[int, 
         await store._redis.xdel(inbox, frame[0])
     async with running(backend):
         assert await collect(stream) == list(range(20))
+    backend.leave(stream)
+
+
+async def test_a_slow_reader_costs_bounded_memory_and_gets_everything(store: Store) -> None:
+    backend = Backend(store, "router-a", AdmissionLimits(10), WINDOWS)
+    stream = await submit(backend)
+    assert isinstance(await store.fence("r1", 1), FenceAnswer)
+    async with running(backend):
+        await publish(store, 0, 3 * MAX_BUFFERED, finish_at=3 * MAX_BUFFERED - 1)
+        while not stream.behind:  # noqa: ASYNC110 - the inbox is read behind
+            await asyncio.sleep(0.01)
+        assert len(stream._entries) <= MAX_BUFFERED
+        assert await collect(stream) == list(range(3 * MAX_BUFFERED))
     backend.leave(stream)
 
 

@@ -5,8 +5,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
-from urllib.parse import unquote
 from typing import Any, Literal, TypeVar, cast
+from urllib.parse import unquote
 
 import orjson
 from redis import exceptions as redis_errors
