@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import runpy
 import signal
 from collections.abc import AsyncIterator, Iterator
 
@@ -112,3 +113,25 @@ async def test_d24_a_stream_longer_than_the_grace_is_handed_on(tmp_path_factory:
         num_events = len(texts) + rest.text.count("data: {")
         assert num_events == whole.count("data: {")
         assert rest.text.endswith("data: [DONE]\n\n")
+
+
+async def test_the_documented_client_loses_nothing_to_killed_routers(up: Up, client: AsyncOpenAI) -> None:
+    prompt = "what is documented works"
+    answer = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=200, seed=5)
+    want = answer.choices[0].text
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 200, "seed": 5, "stream": True}
+    texts: list[str] = []
+
+    def read() -> None:
+        for event in runpy.run_path("docs/resume.py")["stream"](up.url, body):
+            texts.append(event["choices"][0]["text"])
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    for count in (20, 80):
+        await eventually(lambda count=count: len(texts) >= count)  # type: ignore[misc]
+        killed = [up.pid(f"router-{index}") for index in (0, 1)]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        await eventually(lambda killed=killed: not set(killed) & set(up.children().values()), within_s=20)  # type: ignore[misc]
+    await reading
+    assert "".join(texts) == want
