@@ -69,7 +69,7 @@ class Load:
         await eventually(lambda: self.num_answers >= wanted or any(task.done() for task in self._tasks), within_s=60)
 
 
-@pytest.mark.parametrize("name", ["router-0", "worker-1", "worker-0", "scheduler-0", "scheduler-1"])
+@pytest.mark.parametrize("name", ["router-0", "worker-1", "scheduler-0", "scheduler-1"])
 async def test_d24_sigterm_to_one_part(up: Up, client: AsyncOpenAI, name: str) -> None:
     async with Load(client) as load:
         await load.until_more()

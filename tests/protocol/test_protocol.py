@@ -15,7 +15,7 @@ from tests.protocol.machine import NIGHTLY, ProtocolMachine, profile
 from tests.protocol.observer import Violation
 from tests.protocol.world import Config
 
-EXAMPLES = 5_000 if NIGHTLY else 120
+EXAMPLES = 5_000 if NIGHTLY else 80
 DEFAULT, JOURNALS_ONLY = Config(), Config(drains=False)
 # A mutant must be found well within these.
 MUTANT_EXAMPLES = 600
@@ -27,11 +27,12 @@ RAISED = "redis.call('HINCRBY', state, 'attempt:' .. c, 1)"
 FINISH = {INDEX: "if item.index < next_index and #ids > 0 then"}
 MUTANTS = {
     "no fence": {FENCE: "if false then"},
-    "epochs are not compared": {FENCE: "if values[2] ~= item.attempt then"},
     "attempts are not compared": {FENCE: "if values[1] ~= item.epoch then"},
     "attempts are not raised": {RAISED: ""},
     "any index will do": {INDEX: "if values[4] then", GAP: ""},
 }
+if NIGHTLY:  # takes some hundreds of examples
+    MUTANTS["epochs are not compared"] = {FENCE: "if values[2] ~= item.attempt then"}
 
 
 @contextmanager
