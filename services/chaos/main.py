@@ -78,7 +78,7 @@ async def run(settings: ChaosSettings) -> Report:
             if target.failpoints is None:
                 say("ORCA_FAILPOINTS was not set for that `orca up`: faults come in the middle only")
             prompts = Prompts(resolve_model(target.model_spec)) if settings.salted else None
-            options = Options(settings.streams, settings.only, settings.salted, settings.mixes)
+            options = Options(settings.streams, settings.only, settings.salted, settings.mixes, settings.tokens)
             runner = Runner(target, options, await target.model(), prompts, say)
             await runner.prepare()
             for seed in range(settings.seed, settings.seed + settings.runs):

@@ -52,15 +52,16 @@ class Request:
         return replace(self, body=self.body | {"stop": list(stops)}, wants_stop=False)
 
 
-def mix(seed: int, count: int, model: str, salted: bool = False) -> list[Request]:
-    """`count` requests. Every kind is there in any 64; what is drawn are prompts, lengths and values.
+def mix(seed: int, count: int, model: str, salted: bool = False, most_tokens: int = MAX_OUTPUT) -> list[Request]:
+    """`count` requests. Every kind is there in any 64; what is drawn are prompts, lengths (of output: at most
+    `most_tokens`) and values.
 
     Stop strings come later (`choose_stop`) unless the run is salted, where common ones are put in here.
     """
     rng = random.Random(f"requests {seed}")
     kinds = list(range(count))
     rng.shuffle(kinds)
-    requests = [_request(index, kind, rng, model) for index, kind in enumerate(kinds)]
+    requests = [_request(index, kind, rng, model, most_tokens) for index, kind in enumerate(kinds)]
     if not salted:
         return requests
     return [r.with_stop(rng.choice(COMMON_STOPS), NEVER) if r.wants_stop else r for r in requests]
@@ -88,7 +89,7 @@ def _prompt(rng: random.Random, is_long: bool) -> str:
     return " ".join(rng.choices(WORDS, k=rng.randint(110, 220) if is_long else rng.randint(3, 30)))
 
 
-def _request(index: int, kind: int, rng: random.Random, model: str) -> Request:
+def _request(index: int, kind: int, rng: random.Random, model: str, most_tokens: int = MAX_OUTPUT) -> Request:
     """The periods are chosen so that the kinds also meet each other."""
     is_chat = kind % 2 == 0
     body: dict[str, Any] = {"model": model, "seed": rng.randrange(1 << 31)}
@@ -99,7 +100,7 @@ def _request(index: int, kind: int, rng: random.Random, model: str) -> Request:
             body["messages"].insert(0, {"role": "system", "content": _prompt(rng, False)})
     else:
         body["prompt"] = prompt
-    max_tokens = rng.randint(MIN_OUTPUT, MAX_OUTPUT)
+    max_tokens = rng.randint(MIN_OUTPUT, most_tokens)
     body["max_tokens"] = max_tokens
     body["ignore_eos"] = rng.random() < 0.7
     body |= _sampling(kind, rng, max_tokens)

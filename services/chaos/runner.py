@@ -41,6 +41,7 @@ class Options:
     only: str = ""
     salted: bool = False
     mixes: int = 4
+    most_tokens: int = 120
     patience: Patience = field(default_factory=Patience)
 
 
@@ -90,9 +91,10 @@ class Runner:
 
     async def _requests(self, seed: int) -> tuple[list[Request], list[Outcome]]:
         """A run's requests, and what becomes of them undisturbed."""
-        number = seed % self._options.mixes
+        options = self._options
+        number = seed % options.mixes
         if number not in self._undisturbed:
-            mix = requests.mix(number, self._options.streams, self._model, self._options.salted)
+            mix = requests.mix(number, options.streams, self._model, options.salted, options.most_tokens)
             outcomes = await self._quiet(mix)
             if not self._options.salted:
                 mix, outcomes = await self._with_stops(number, mix, outcomes)

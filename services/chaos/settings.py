@@ -17,6 +17,7 @@ class ChaosSettings(BaseSettings):
     seed: int = Field(0, ge=0, description="of the first run; the next have the next seeds")
     streams: int = Field(64, ge=8, le=1024, description="concurrent requests of a run")
     mixes: int = Field(4, ge=1, le=1000, description="different mixes of requests; each is first run undisturbed")
+    tokens: int = Field(120, ge=16, le=2000, description="most output tokens of a request")
     only: str = Field("", pattern="^(|router|leader|worker|redis)$", description="router, leader, worker or redis")
     salted: bool = Field(False, description="workers that sample otherwise after each start (see --fake-salted)")
     poison: bool = Field(False, description="also a run in which one request kills each worker that runs it")
