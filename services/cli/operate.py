@@ -38,6 +38,7 @@ class MoveSettings(OrcaSettings):
 async def _drain(settings: DrainSettings, store: Store) -> str:
     if settings.worker not in await store.registered("workers"):
         raise ConfigurationError(f"there is no worker {settings.worker}")
+    await store.register("draining", settings.worker, "", 0)  # what was said of an earlier drain
     await store.register("drains", settings.worker, "", 0 if settings.undo else DRAINED_TTL_MS)
     if settings.undo:
         return f"{settings.worker} may run sequences again"

@@ -7,13 +7,16 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 2.0
 SETTLED_S = 5.0
 READY_POLL_S = 0.05
+READY_S = 120.0
 PR_SET_PDEATHSIG = 1
 CONFIGURATION_EXIT = 2
 
@@ -105,24 +108,32 @@ class Child:
         if old is None:
             return
         if overlap:
-            successor = await self._spawn()
-            while not await is_ready() and successor.returncode is None:  # noqa: ASYNC110 - the state of a process
-                await asyncio.sleep(READY_POLL_S)
-            if successor.returncode is not None:
-                raise ChildFailed(self.last_line())
-            self._successor = successor
+            self._successor = await self._spawn()
+            await self._until(is_ready, self._successor)
         self._rolling = True
-        old.terminate()
+        with suppress(ProcessLookupError):
+            old.terminate()
         await old.wait()
-        while not await is_ready():  # noqa: ASYNC110
+        await self._until(is_ready)
+
+    async def _until(self, is_ready: Callable[[], Awaitable[bool]], process: Any = None) -> None:
+        """Raises ChildFailed if the process ends before it is ready, or nothing is ready in time."""
+        deadline = time.monotonic() + READY_S
+        while not await is_ready():
+            if time.monotonic() > deadline or (process is not None and process.returncode is not None):
+                self._successor = None
+                raise ChildFailed(f"{self.name}: {self.last_line()}")
             await asyncio.sleep(READY_POLL_S)
 
     async def stop(self, timeout_s: float) -> int:
         """SIGINT (everything ends), then SIGKILL after the timeout; returns the exit code."""
         self.stopping = True
+        if self._successor is not None and self._successor.returncode is None:
+            self._successor.kill()  # it has just come, and nobody is told of it
         if self.process is None or self.process.returncode is not None:
             return 0
-        self.process.send_signal(signal.SIGINT)
+        if not self._rolling:  # else it drains already, and a second signal would end it at once
+            self.process.send_signal(signal.SIGINT)
         try:
             return await asyncio.wait_for(self.process.wait(), timeout_s)
         except TimeoutError:
@@ -131,5 +142,7 @@ class Child:
 
     def kill(self) -> None:
         self.stopping = True
+        if self._successor is not None and self._successor.returncode is None:
+            self._successor.kill()
         if self.process is not None and self.process.returncode is None:
             self.process.kill()

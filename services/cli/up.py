@@ -257,7 +257,7 @@ async def roll(system: System, partition: str) -> None:
             found = await store.registered(kind)
         except CONNECTION_ERRORS:
             return set()
-        if kind == "routers":
+        if kind in ("routers", "schedulers"):
             return {incarnation for incarnation in found if incarnation.rpartition("-")[0] == name}
         return {document for worker, document in found.items() if worker == name}
 
@@ -280,8 +280,10 @@ async def roll(system: System, partition: str) -> None:
             await replace(child, "routers")
         for child in system.workers:
             await replace(child, "workers")
-        for child in [*system.schedulers, *([system.valkey] if system.valkey else [])]:
-            await child.replace(leads, overlap=False)
+        for child in system.schedulers:
+            await replace(child, "schedulers")
+        if system.valkey:
+            await system.valkey.replace(leads, overlap=False)
         say("every process has been restarted")
     except ChildFailed as error:
         say(f"the restart stopped: {error}")

@@ -120,11 +120,12 @@ async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
     identity = f"{settings.name}-{uuid.uuid4().hex[:12]}"
     stop = process.Stop()
     process.on_signals(stop)
+    beat = asyncio.create_task(process.heartbeat(store, "schedulers", identity, lambda: "{}"))
     taking = asyncio.create_task(take_lead(store, identity))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not taking.done():
-        await process.end(taking)
+        await process.end(taking, beat)
         await store.aclose()
         return
     epoch = taking.result()
@@ -162,6 +163,7 @@ async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
         log.warning("could not resign: %s", error)
     finally:
         stopping.cancel()
+        await process.end(beat)
         await store.aclose()
 
 

@@ -52,6 +52,7 @@ class StepLoop(threading.Thread):
         # Plans of an older session than this are not run: their scheduler has gone, or starts anew.
         self.session = 0
         self.paused = False
+        self._failed_session = 0
 
     # -- called from the event loop
 
@@ -73,7 +74,12 @@ class StepLoop(threading.Thread):
     def contents(self) -> "Future[dict[int, bytes]]":
         """What the KV blocks hold once the step under way has ended and nothing older waits."""
         future: Future[dict[int, bytes]] = Future()
-        self._inbox.put(lambda: future.set_result(dict(self.batch.contents)))
+
+        def answer() -> None:
+            if future.set_running_or_notify_cancel():  # who asked may have gone meanwhile
+                future.set_result(dict(self.batch.contents))
+
+        self._inbox.put(answer)
         return future
 
     # -- the thread
@@ -89,7 +95,7 @@ class StepLoop(threading.Thread):
         """Run a plan of the current session, or answer a question."""
         if not isinstance(item, Plan):
             item()
-        elif item.session == self.session:
+        elif item.session == self.session and item.session != self._failed_session:
             self._run_plan(item)
 
     def _run_plan(self, plan: Plan) -> None:
@@ -128,6 +134,9 @@ class StepLoop(threading.Thread):
             num_rows = sum(row.num_tokens for row in rows)
             outputs = self.batch.finish_step(rows, sampled)
         except PlanError as error:
+            # What the plan changed before it failed is not known: nothing of this session runs any more.
             log.error("plan %d refused: %s", plan.number, error)
+            self._failed_session = plan.session
+            self.batch.contents.clear()
             return StepOutput(plan, (), started, time.monotonic_ns(), 0, 0, str(error))
         return StepOutput(plan, tuple(outputs), started, finished, idle, num_rows)

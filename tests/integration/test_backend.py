@@ -5,19 +5,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.common import process
 from services.common.admission import AdmissionLimits
 from services.common.errors import GenerationFailed, Overloaded
 from services.common.journal import FenceAnswer, PublishItem
+from services.common.metrics import RouterMetrics
 from services.common.redis.store import Store
 from services.common.request import GenerateRequest, SamplingParams
+from services.common.text.detokenizer import TokenBytes
 from services.router.adapters.backend import Backend, Windows
+from services.router.api.format import formatter_for
+from services.router.api.generation import Generation
 from services.router.api.stream import MAX_BUFFERED, Stream
 from services.router.core.document import Document
+from services.router.core.position import Position
+from tests.unit.tiny_tokenizer import BYTES_JSON
 
 REQUEST = GenerateRequest("r1", "m", ((1, 2, 3),), SamplingParams(max_tokens=50))
 WINDOWS = Windows(60, 60)
+TABLE = TokenBytes(BYTES_JSON)
 
 
 async def submit(backend: Backend, request: GenerateRequest = REQUEST, resumable: bool = False) -> Stream:
@@ -102,3 +110,41 @@ async def test_refusal_queues_nothing_and_leaving_aborts(store: Store) -> None:
     await backend.settle()
     await backend.idle()
     assert await store.is_aborted("r1")
+
+
+async def test_a_reader_that_comes_as_another_leaves_is_not_forgotten(store: Store) -> None:
+    backend = Backend(store, "router-a", AdmissionLimits(10), WINDOWS)
+    first = await submit(backend, resumable=True)
+    for _ in range(20):  # whichever call Redis sees first
+        backend.leave(first)
+        second = await backend.attach("r1", "")
+        await backend.settle()
+        assert await store.readers(["r1"]) == [{"router-a"}]
+        first = second
+    backend.leave(first)
+    await backend.settle()
+    assert await store.readers(["r1"]) == [set()]
+
+
+async def test_a_position_that_a_failover_lost_is_an_error_and_not_a_repetition(store: Store) -> None:
+    backend = Backend(store, "router-a", AdmissionLimits(10), WINDOWS)
+    first = await submit(backend)
+    assert isinstance(await store.fence("r1", 1), FenceAnswer)
+    await publish(store, 0, 5, finish_at=4)
+    entries = await store.journal("r1")
+
+    async def resumed(entry_id: str) -> str:
+        stream = await backend.attach("r1", "")
+        metrics = RouterMetrics(CollectorRegistry())
+        generation = Generation(
+            backend, stream, formatter_for(stream.document, TABLE), TABLE, metrics, 10, None, Position(entry_id)
+        )
+        text = b"".join([event async for event in generation.events()]).decode()
+        generation.close()
+        return text
+
+    assert "generation_failed" not in await resumed(entries[2].entry_id)
+    milliseconds, _, number = entries[2].entry_id.partition("-")
+    assert "generation_failed" in await resumed(f"{milliseconds}-{int(number) + 7}")
+    backend.leave(first)
+    await backend.settle()

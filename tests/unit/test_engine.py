@@ -239,3 +239,38 @@ def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     assert bench.journal.finishes == [("r", [0], FinishReason.DEADLINE)]
     bench.engine.on_finished("r", [0])
     bench.assert_idle()
+
+
+def test_a_trial_begins_also_when_its_last_suspect_turns_out_to_have_ended() -> None:
+    bench = Bench()
+    bench.request(max_tokens=50, n=2)
+    bench.result()
+    bench.result()
+    bench.engine.on_worker_lost("w0")
+    bench.connect()
+    bench.engine.pump()
+    assert not bench.link.plans
+    bench.engine.on_recovered("r", [0, 1], fence((2, (7,), None), (2, (7, 8), "stop"), crashes=0))
+    bench.engine.pump()
+    assert bench.link.plans, "the other choice goes on"
+    bench.engine.on_abort("r")
+    bench.engine.on_finished("r", [0])
+    bench.assert_idle()
+
+
+def test_a_trial_is_given_to_a_worker_that_can_hold_it() -> None:
+    bench = Bench()
+    bench.request(max_tokens=50)
+    bench.engine.on_worker_lost("w0")
+    small, large = Link(), Link()
+    bench.engine.on_worker("small", small, builders.limits(num_blocks=2))
+    bench.engine.on_recovered("r", [0], fence((2, (), None), crashes=1))
+    bench.engine.pump()
+    assert not small.plans
+    bench.engine.on_worker("w0", large, bench.limits)
+    bench.link = large
+    bench.engine.pump()
+    assert large.plans
+    bench.engine.on_abort("r")
+    bench.engine.on_finished("r", [0])
+    bench.assert_idle()

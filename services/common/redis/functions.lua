@@ -118,7 +118,8 @@ local function owner_of(prefix, terms)
   local held = redis.call('GET', prefix .. 'idempotency:' .. terms.key)
   if not held then return nil end
   local owner, body = string.match(held, '^(%S+) (%S+)$')
-  if redis.call('HEXISTS', state_key(prefix, owner), 'choices') == 0 then return nil end
+  local v = redis.call('HMGET', state_key(prefix, owner), 'choices', 'abort')
+  if not v[1] or v[2] then return nil end
   if body ~= terms.body then return { 'mismatch' } end
   return { 'joined', owner }
 end

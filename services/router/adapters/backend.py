@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Backend:
         self._streams: dict[str, set[Stream]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._attaching: Counter[str] = Counter()
         self._closed_until = 0.0
         self._refusal: Overloaded | None = None
         self._turned_away = 0
@@ -158,11 +160,21 @@ class Backend:
         """Join the readers of a request, from its beginning. Raises StreamNotFound or Unavailable."""
         if self.closed:
             raise Unavailable("this server is shutting down")
+        self._attaching[request_id] += 1
         try:
             async with asyncio.timeout(PATIENCE_S):
+                if request_id in self._leaving:  # or our own goodbye would come after this
+                    await asyncio.shield(self._leaving[request_id])
                 found = await until_answered(lambda: self._store.attach(request_id, self._router))
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if request_id not in self._streams:  # the call may still go through
+                self._say_goodbye(request_id, Leave.DETACH)
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise Unavailable("the queue does not answer") from None
+        finally:
+            self._attaching[request_id] -= 1
+            self._attaching += Counter()  # forgets those at zero
         document = Document.from_json(found.document) if found is not None else None
         if found is None or document is None or document.tenant != tenant:
             if document is not None and request_id not in self._streams:
@@ -205,12 +217,25 @@ class Backend:
         return known
 
     def _say_goodbye(self, request_id: str, how: Leave) -> None:
-        task = asyncio.get_running_loop().create_task(self._tell_leaving(request_id, how))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        before = self._leaving.get(request_id)
+        task = asyncio.get_running_loop().create_task(self._tell_leaving(request_id, how, before))
+        self._leaving[request_id] = task
+        task.add_done_callback(lambda done: self._left(request_id, done))
 
-    async def _tell_leaving(self, request_id: str, how: Leave) -> None:
-        await until_answered(lambda: self._store.abort(request_id, self._router, how))
+    def _left(self, request_id: str, task: "asyncio.Task[None]") -> None:
+        if self._leaving.get(request_id) is task:
+            del self._leaving[request_id]
+
+    async def _tell_leaving(self, request_id: str, how: Leave, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await before
+
+        async def leave() -> None:
+            # Somebody reads it here again: that reader says goodbye in its turn.
+            if request_id not in self._streams and not self._attaching[request_id]:
+                await self._store.abort(request_id, self._router, how)
+
+        await until_answered(leave)
 
     async def idle_within(self, grace_s: float) -> None:
         """Return once no stream is open, or after the grace."""
@@ -233,7 +258,7 @@ class Backend:
 
     async def settle(self) -> None:
         """All leavings under way have been told to Redis."""
-        await asyncio.gather(*self._leaving)
+        await asyncio.gather(*self._leaving.values())
 
     # -- reading
 
@@ -296,3 +321,5 @@ class Backend:
                 stream.fail(GenerationFailed("the request was lost with the queue's state"))
             elif order_of(entry_id) > order_of(stream.fed):
                 stream.fall_behind()
+                # Its frames do not come: a failover may have forgotten that it is read here.
+                await self._store.attach(stream.document.request_id, self._router)

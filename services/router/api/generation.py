@@ -15,7 +15,7 @@ from services.router.api.errors import JSON, error_body
 from services.router.api.format import Formatter, Whole
 from services.router.api.stream import Backend, Stream
 from services.router.core.emission import Delta, Fold
-from services.router.core.position import START, Position, event_id
+from services.router.core.position import START, Position, event_id, order_of
 
 FAILED = {"error", "abort", "deadline"}
 
@@ -42,6 +42,7 @@ class Generation:
         self._keep_alive_s = keep_alive_s
         self._received = received
         self._position = position
+        self._found = position == START  # the entry up to which the client has everything was met again
         self._fold = Fold(stream.document, table)
         self._last_event: float | None = None
         self._outcome = "abort"
@@ -130,11 +131,19 @@ class Generation:
         self._ended(finishes)
         yield sse.DONE
 
+    def _check_position(self, entry_id: str) -> None:
+        """The journal must still have the entry that the client names: where a failover lost it, they were written
+        anew, in other entries. Raises GenerationFailed."""
+        self._found = self._found or entry_id == self._position.entry_id
+        if not self._found and order_of(entry_id) > order_of(self._position.entry_id):
+            raise GenerationFailed("the event after which this stream was to go on was lost")
+
     def _frames(self, entry_id: str, deltas: list[Delta]) -> list[bytes]:
         """The events of one entry, without those that the client has already."""
         objects = [chunk for delta in deltas for chunk in self._formatter.chunks(delta)]
         if self._fold.usage is not None and self._formatter.include_usage:
             objects.append(self._formatter.usage_chunk(self._fold.usage))
+        self._check_position(entry_id)
         request_id, last = self._stream.document.request_id, len(objects) - 1
         skipped = self._position.skip(entry_id, len(objects))
         return [

@@ -90,15 +90,18 @@ class RedisJournal:
     async def read(self, engine: Engine) -> None:
         """Read requests, from the oldest on, and doorbells. Ends by cancellation."""
         positions = {self._store.requests_key: "0-0", self._store.control_key: "0-0"}
-        self._clock_offset_s = await until_answered(self._store.time_s) - time.monotonic()
+        began_s = await until_answered(self._store.time_s)
+        self._clock_offset_s = began_s - time.monotonic()
         while True:
             entries = await until_answered(lambda: self._store.read(positions, READ_BLOCK_MS))
             requests = [(entry, dict(fields)) for key, entry, fields in entries if key == self._store.requests_key]
-            bells = [dict(fields) for key, _, fields in entries if key == self._store.control_key]
+            bells = [(entry, dict(fields)) for key, entry, fields in entries if key == self._store.control_key]
             for entry_id, fields in requests:
                 await self._accept(engine, entry_id, fields)
-            for bell in bells:
-                await self._answer(engine, bell[b"r"].decode(), bell.get(b"w"))
+            for entry_id, bell in bells:
+                # A move is done once: those rung for an earlier leader are over.
+                if b"w" not in bell or _seconds(entry_id) >= began_s:
+                    await self._answer(engine, bell[b"r"].decode(), bell.get(b"w"))
             engine.pump()
 
     async def _answer(self, engine: Engine, request_id: str, move_to: bytes | None) -> None:
@@ -153,8 +156,13 @@ class RedisJournal:
         fence = await self._fence(request_id, [])
         failpoint("accept.fenced")
         if isinstance(fence, FenceAnswer):
-            arrived_s = int(entry_id.split("-")[0]) / 1000
+            arrived_s = _seconds(entry_id)
             deadline_s = arrived_s - self._clock_offset_s + request.timeout_s if request.timeout_s else math.inf
             engine.on_request(request, fence, arrived_s, deadline_s)
         else:
             log.info("request %s: %s", request_id, fence)
+
+
+def _seconds(entry_id: str) -> float:
+    """When an entry was made, by Redis' clock."""
+    return int(entry_id.split("-")[0]) / 1000

@@ -49,7 +49,7 @@ class Session:
         self.why = ""
         self._heard = 0.0
         self._step_since = 0.0  # when the oldest plan that has not been answered began, at the latest
-        self._draining = False
+        self.leaves = False
 
     def send(self, plan: StepPlan, added: list[Assignment]) -> None:
         if len(self._engine.core.workers[self.name].in_flight) == 1:
@@ -124,9 +124,9 @@ class Session:
         if kind == "heartbeat":
             if message.heartbeat.paused:
                 self._step_since = self._heard
-            if message.heartbeat.draining and not self._draining:
+            if message.heartbeat.draining and not self.leaves:
                 log.info("%s drains", self.name)
-                self._draining = True
+                self.leaves = True
                 self._engine.on_drain(self.name)
         elif kind == "result":
             self._step_since = self._heard
@@ -191,11 +191,13 @@ class Workers:
     async def _obey(self, drains: frozenset[str]) -> None:
         """Empty the workers that an operator wants empty, and say how far that is."""
         for name in self._drained - drains:
-            self._engine.on_undrain(name)
+            if name not in self._sessions or not self._sessions[name].leaves:  # that one wants to go by itself
+                self._engine.on_undrain(name)
         self._drained = drains
         for name in drains & self._engine.core.workers.keys():
             self._engine.on_drain(name)
-            left = self._engine.core.workers[name].load
+            worker = self._engine.core.workers[name]
+            left = len(worker.running) + len(worker.queue)
             await self._store.register("draining", name, json.dumps({"sequences": left}), DRAINING_TTL_MS)
         self._engine.pump()
 

@@ -181,8 +181,8 @@ class Scheduler:
             self._blocked = None
         elif (worker := self._tries(trial)) is not None:
             self._bind_suspect(sequence, worker)
-        elif trial.is_ready:
-            self.awake.update(dict.fromkeys(self.workers))
+        else:
+            self._wake_for(trial)
 
     def accuse(self, sequences: list[Sequence]) -> None:
         """Waiting sequences that crashed a worker under an earlier leader: a trial for each half of their requests."""
@@ -385,7 +385,9 @@ class Scheduler:
 
     def _begin_trial(self, worker: WorkerState) -> None:
         """The next trial, if one can begin, is this worker's."""
-        trial = None if worker.trial or worker.draining else self.trials.next_ready()
+        if worker.trial or worker.draining:
+            return
+        trial = self.trials.next_ready(lambda sequence: placement.can_ever_fit(sequence, worker))
         if trial is None:
             return
         self._return_unplaced(worker)
@@ -416,6 +418,12 @@ class Scheduler:
         if worker is not None and not trial.suspects:
             worker.trial = None
             self._has_room(worker)
+        self._wake_for(trial)
+
+    def _wake_for(self, trial: Trial) -> None:
+        """If a trial waits and can begin, every worker is asked."""
+        if trial in self.trials and trial.is_ready:
+            self.awake.update(dict.fromkeys(self.workers))
 
     def _interrupt_trial(self, worker: WorkerState) -> None:
         """It goes on elsewhere, with those who were not judged here."""
@@ -424,6 +432,7 @@ class Scheduler:
             for sequence in [s for s in worker.queue if s in trial.suspects and s.status is Status.WAITING]:
                 self._unbind(worker, sequence)
             self.trials.put_back(trial)
+            self._wake_for(trial)
 
     # -- the step
 

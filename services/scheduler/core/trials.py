@@ -7,7 +7,7 @@ innocent a step or two of waiting.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.scheduler.core.builder import StepBuilder
@@ -77,10 +77,10 @@ class Trials:
             if not trial.suspects and trial in self._waiting:
                 self._waiting.remove(trial)
 
-    def next_ready(self) -> Trial | None:
-        """Take the first trial that can begin."""
+    def next_ready(self, fits: Callable[[Sequence], bool]) -> Trial | None:
+        """Take the first trial that can begin, and whose suspects all fit."""
         for trial in self._waiting:
-            if trial.is_ready:
+            if trial.is_ready and all(map(fits, trial.suspects)):
                 self._waiting.remove(trial)
                 return trial
         return None

@@ -89,18 +89,19 @@ class SessionServer:
         self._session += 1
         self._loop.session = session = self._session
         log.info("a scheduler has connected")
-        # What the older session's plans may still write must have been written when we say what is where.
-        contents = await asyncio.wrap_future(self._loop.contents())
-        reader = asyncio.create_task(self._read(requests, outgoing, session))
-        beat = asyncio.create_task(self._beat(outgoing))
+        tasks: list[asyncio.Task[None]] = []
         try:
+            # What the older session's plans may still write must have been written when we say what is where.
+            contents = await asyncio.wrap_future(self._loop.contents())
+            tasks.append(asyncio.create_task(self._read(requests, outgoing, session)))
+            tasks.append(asyncio.create_task(self._beat(outgoing)))
             yield self._hello(contents)
             if self._draining:
                 yield self._heartbeat()
             while (message := await outgoing.get()) is not None:
                 yield message
         finally:
-            await process.end(reader, beat)
+            await process.end(*tasks)
             if self._outgoing is outgoing:
                 self._outgoing = None
             log.warning("the scheduler has gone; waiting for the next")
