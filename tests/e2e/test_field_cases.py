@@ -198,7 +198,7 @@ async def test_an_emptied_redis_ends_what_is_open_and_takes_new_work(tmp_path: P
 
 
 async def test_d18_a_request_that_can_never_fit(tmp_path: Path) -> None:
-    flags = ("--executor", "fake", "--fake-step-ms", "2", "--kv-blocks", "64", "--block-size", "4")
+    flags = ("--executor", "fake", "--fake-step-ms", "1", "--kv-blocks", "64", "--block-size", "4")
     with Up(tmp_path, *flags) as up:
         async with AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
             create = client.completions.create
