@@ -1,8 +1,11 @@
 """What /proc says about a process. Linux only, like `orca up`'s own care for its children."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+TCP_STATES = {"01": "established", "04": "fin-wait-1", "05": "fin-wait-2", "07": "close", "08": "close-wait"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,20 @@ def held(pid: int, redis_port: int) -> Held | None:
         return None
     to_redis = sum(link.startswith("socket:[") and link[8:-1] in redis for link in links)
     return Held(len(links) - to_redis, threads, to_redis)
+
+
+def open_files(pid: int) -> str:
+    """What the open files are, by kind, the most first: sockets by their state and the ports of both ends."""
+    sockets = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        ports = [int(end.rsplit(":", 1)[1], 16) for end in fields[1:3]]
+        sockets[f"socket:[{fields[9]}]"] = f"tcp {TCP_STATES.get(fields[3], fields[3])} {ports[0]}-{ports[1]}"
+    kinds: Counter[str] = Counter()
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            link = os.readlink(entry.path)
+            kinds[sockets.get(link, link.split(":")[0])] += 1
+    except OSError:
+        return "gone"
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(12))

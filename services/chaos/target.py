@@ -239,7 +239,8 @@ class LocalTarget:
             if now is None or then is None:
                 continue
             if now.files > then.files + SLACK_FILES:
-                reasons.append(f"{name} has {now.files} open files besides Redis, not about {then.files}")
+                what = proc.open_files(pid)
+                reasons.append(f"{name} has {now.files} open files besides Redis, not about {then.files}: {what}")
             if now.threads > then.threads + SLACK_THREADS:
                 reasons.append(f"{name} has {now.threads} threads, not about {then.threads}")
             if service_of(name) != "valkey" and now.to_redis > MAX_CONNECTIONS + SLACK_FILES:
