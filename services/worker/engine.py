@@ -72,10 +72,12 @@ class StepLoop(threading.Thread):
         self._inbox.put(None)
 
     def contents(self) -> "Future[dict[int, bytes]]":
-        """What the KV blocks hold once the step under way has ended and nothing older waits."""
+        """What the KV blocks hold, once the step under way has ended. Called as a session begins: the sequences of the
+        one before are forgotten."""
         future: Future[dict[int, bytes]] = Future()
 
         def answer() -> None:
+            self.batch.sequences.clear()
             if future.set_running_or_notify_cancel():  # who asked may have gone meanwhile
                 future.set_result(dict(self.batch.contents))
 

@@ -211,6 +211,7 @@ class Fleet:
         else:
             worker = self.workers[name]
             worker.plans.clear()
+            worker.batch.sequences.clear()
             self.scheduler.add_worker(name, builders.limits(**self.limits), dict(worker.batch.contents))
 
     def operate(self, name: str, rng: random.Random) -> None:

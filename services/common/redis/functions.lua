@@ -8,6 +8,7 @@ local INBOX_TTL_S = 120
 local CONTROL_MAXLEN = 1000
 local CONTROL_TTL_S = 300
 local RESIGNED_MS = 10000
+local USAGE_TTL_S = 400 * 86400
 -- choice:index:token ids:finish
 local ITEM = '^(%d+):(%d+):([%d,]*):(%a*)$'
 
@@ -248,6 +249,7 @@ local function close(prefix, keys, request, completion)
   redis.call('HINCRBY', usage, 'requests:' .. tenant, 1)
   redis.call('HINCRBY', usage, 'prompt:' .. tenant, v[6])
   redis.call('HINCRBY', usage, 'completion:' .. tenant, completion)
+  redis.call('EXPIRE', usage, USAGE_TTL_S)
   if v[5] == '' then return end
   local well = true
   for c = 0, tonumber(v[7]) - 1 do
