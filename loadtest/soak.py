@@ -41,7 +41,7 @@ async def ask(http: httpx.AsyncClient, index: int, rng: random.Random, seen: Cou
         seen["left"] += 1
         return
     response = await task
-    well = response.status_code == 200 and "error" not in response.text
+    well = response.status_code == 200 and '"error":{' not in response.text
     seen["ok" if well else f"failed {response.status_code}"] += 1
 
 
