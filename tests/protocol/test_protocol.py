@@ -87,7 +87,6 @@ def test_finds_mutated_library(mutant: str, tmp_path: Path) -> None:
         expect_failure(lab, Violation)
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="takes some 200 examples")
 def test_finds_finishes_taken_twice(tmp_path: Path) -> None:
     """Seen mostly when the lost finish of an aborted request is sent again, which most worlds do at their end."""
     with valkey(tmp_path) as url, opened(url, mutated(FINISH)) as lab:
