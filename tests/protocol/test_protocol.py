@@ -10,10 +10,11 @@ from hypothesis.stateful import run_state_machine_as_test
 from services.common.journal import Crash, FenceAnswer, FencedChoice
 from services.scheduler.adapters.redis_journal import RedisJournal
 from services.scheduler.engine import Engine
-from tests.protocol.lab import LIBRARY, Lab, valkey
+from tests.protocol.lab import LIBRARY, Lab
 from tests.protocol.machine import NIGHTLY, ProtocolMachine, profile
 from tests.protocol.observer import Violation
 from tests.protocol.world import Config
+from tests.servers import valkey
 
 EXAMPLES = 5_000 if NIGHTLY else 80
 DEFAULT, JOURNALS_ONLY = Config(), Config(drains=False)
