@@ -1,6 +1,7 @@
 """A worker process: wires executor, step loop, publisher and session together."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -55,19 +56,29 @@ def make_executor(settings: WorkerSettings, files: ModelFiles, incarnation: str)
         from services.worker.model.loader import pick_dtype
     except ImportError as error:
         raise ConfigurationError(f"the torch executor needs the 'worker' extra: {error}") from None
-    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    threads = settings.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
     name = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("--device cuda: torch sees no CUDA device")
     device = torch.device(name)
-    return TorchExecutor(
+    executor = TorchExecutor(
         files,
         pick_dtype(settings.dtype, device),
         device,
         settings.kv_blocks,
         settings.block_size,
         settings.host_blocks,
+        kernels=settings.kernels,
+        quantize=settings.quantize,
+        threads=threads,
     )
+    if executor.has_own_threads:
+        torch.set_num_threads(1)  # torch's would spin on the cores that the kernels want
+    # What a model's modules consist of is never garbage; looking through it in a step costs milliseconds.
+    gc.collect()
+    gc.freeze()
+    return executor
 
 
 async def given_away(batch: InputBatch, session: SessionServer) -> None:

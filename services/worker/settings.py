@@ -11,6 +11,8 @@ class WorkerSettings(OrcaSettings):
     name: str = Field("worker-0", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name of this worker")
     model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
     dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
+    kernels: str = Field("auto", pattern="^(auto|fast|reference)$", description="auto, fast or reference")
+    quantize: str = Field("none", pattern="^(none|int8)$", description="of the weights: none or int8")
     executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
     device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="auto, cpu or cuda")
     host: str = Field("127.0.0.1", description="address to listen on for the scheduler")

@@ -9,8 +9,20 @@ from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.text.tokenizer import TextEncoder
 from services.router.core.chat import ChatEncoder
 from services.worker.executor.torch_executor import TorchExecutor
+from services.worker.model.backend import Unavailable
+from services.worker.model.cpu.build import load_kernels
 from tests.golden.prompts import CHAT, RAW
 
+
+def why_no_fast_kernels() -> str:
+    try:
+        load_kernels()
+    except Unavailable as reason:
+        return str(reason)
+    return "" if torch.cpu._is_avx512_bf16_supported() else "this CPU does not multiply bfloat16"
+
+
+needs_fast_kernels = pytest.mark.skipif(bool(why_no_fast_kernels()), reason=why_no_fast_kernels())
 FULL_TOKENS = 64
 NUM_TOKENS = FULL_TOKENS if os.environ.get("ORCA_GOLDEN") == "full" else 10
 

@@ -13,6 +13,7 @@ from services.common.models.resolve import resolve_model
 from services.common.request import SamplingParams
 from services.worker.executor.torch_executor import TorchExecutor
 from services.worker.model.loader import FAMILIES
+from tests.golden.conftest import needs_fast_kernels
 from tests.harness import LocalSystem
 from tests.unit.tiny_tokenizer import BYTES_JSON
 
@@ -23,6 +24,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 32,
     "max_position_embeddings": 256,
     "initializer_range": 0.4,
     "bos_token_id": 0,
@@ -38,19 +40,26 @@ def make_folder(folder: Path, family: str, **more: Any) -> Any:
     torch.manual_seed(3)
     config = AutoConfig.for_model(family, **SHAPE | more)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():  # they begin as zeros and ones
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(BYTES_JSON)
     return model
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_mixed_batch_equals_generate(tmp_path: Path, family: str) -> None:
+BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("fast", marks=needs_fast_kernels)])
+@pytest.mark.parametrize(("family", "more"), [*((family, {}) for family in sorted(FAMILIES)), ("llama", BIASED)])
+def test_mixed_batch_equals_generate(tmp_path: Path, family: str, more: dict[str, Any], kernels: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reference = make_folder(tmp_path / family, family)
+        reference = make_folder(tmp_path / family, family, **more)
         files = resolve_model(str(tmp_path / family))
-        executor = TorchExecutor(files, torch.float32, torch.device("cpu"), 64, 8)
-        system = LocalSystem([executor], token_budget=12, max_model_len=256)
+        executor = TorchExecutor(files, torch.float32, torch.device("cpu"), 64, 16, kernels=kernels)
+        system = LocalSystem([executor], token_budget=20, max_model_len=256)
         generator = torch.Generator().manual_seed(1)
         prompts = [torch.randint(2, 256, (n,), generator=generator).tolist() for n in (3, 40, 17, 8, 25)]
         for index, prompt in enumerate(prompts):

@@ -16,12 +16,14 @@ from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.worker.core.plan import BlockCopy, Copy
 from services.worker.executor.torch_executor import TorchExecutor
-from tests.golden.conftest import FULL_TOKENS, NUM_TOKENS
+from tests.golden.conftest import FULL_TOKENS, NUM_TOKENS, needs_fast_kernels
 from tests.harness import Generated, LocalSystem
 
 pytestmark = pytest.mark.golden
 Prompts = tuple[tuple[int, ...], ...]
 CLOSE = 1e-3
+# (name, prompt, sampled): short ones and a long one.
+FEW = [("g2", 2, False), ("s3", 3, True), ("g15", 15, False), ("s16", 16, True), ("g23", 23, False)]
 
 
 class SmallPool:
@@ -248,19 +250,37 @@ def test_two_workers(executor: TorchExecutor, prompts: Prompts, alone: dict[str,
     compare(staggered(system, prompts, which), only(which, alone))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_number_of_threads_changes_nothing(
-    executor: TorchExecutor, prompts: Prompts, alone: dict[str, Generated], threads: int
-) -> None:
+@needs_fast_kernels
+def test_one_thread_gives_the_same_bits(files: ModelFiles, prompts: Prompts, alone: dict[str, Generated]) -> None:
     """Workers that share a machine have fewer threads than one alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        system = LocalSystem([executor])
-        few = {name: alone[name] for name in ("g2", "s3", "g15", "s16")}
-        for name, index, sampled in names(prompts):
-            if name in few:
-                system.submit(name, prompts[index], params(index, sampled))
-        compare(system.run(), few)
-    finally:
-        torch.set_num_threads(before)
+    system = LocalSystem([TorchExecutor(files, torch.float32, torch.device("cpu"), 200, 16, kernels="fast", threads=1)])
+    compare(staggered(system, prompts, FEW), only(FEW, alone))
+
+
+@needs_fast_kernels
+def test_the_reference_back_end_says_the_same(files: ModelFiles, prompts: Prompts, alone: dict[str, Generated]) -> None:
+    """Other products and sums, the same tokens, and bit-equal in company and alone."""
+    executor = TorchExecutor(files, torch.float32, torch.device("cpu"), 200, 16, kernels="reference")
+    assert executor.batch_invariant
+    together = staggered(LocalSystem([executor]), prompts, FEW)
+    one_by_one: dict[str, Generated] = {}
+    for name in FEW:
+        one_by_one |= staggered(LocalSystem([executor]), prompts, [name])
+    compare(together, one_by_one)
+    assert {name: record.tokens for name, record in together.items()} == {
+        name: record.tokens for name, record in only(FEW, alone).items()
+    }
+
+
+@needs_fast_kernels
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_sixteen_bits_and_eight_are_batch_invariant_too(files: ModelFiles, prompts: Prompts, quantize: str) -> None:
+    """And close to float32: the sum of rounding errors is told by loadtest/quality.py."""
+    executor = TorchExecutor(
+        files, torch.bfloat16, torch.device("cpu"), 200, 16, kernels="fast", quantize=quantize, threads=2
+    )
+    together = staggered(LocalSystem([executor]), prompts, FEW)
+    one_by_one: dict[str, Generated] = {}
+    for name in FEW:
+        one_by_one |= staggered(LocalSystem([executor]), prompts, [name])
+    compare(together, one_by_one)

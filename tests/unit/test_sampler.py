@@ -15,7 +15,7 @@ PLAIN = SamplingParams(max_tokens=10, temperature=1.0, seed=1)
 
 
 def row(params: SamplingParams, output: tuple[int, ...] = (), banned: tuple[int, ...] = ()) -> SampleRow:
-    return SampleRow(params, 0, 0, (1, 2, 3), output, banned)
+    return SampleRow(params, 0, 0, (1, 2, 3, *output), 3, banned)
 
 
 def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:

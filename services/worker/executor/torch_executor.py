@@ -1,33 +1,26 @@
 """Runs steps with torch: one model call per step on the flat [1, sum of lengths] input."""
 
-import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles
-from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled, SequenceState
-from services.worker.model import paged
-from services.worker.model.attention import SequenceSpan, build_tile_groups
-from services.worker.model.linear import pack_linears
-from services.worker.model.loader import load_model
+from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled
+from services.worker.model.backend import FlatStep, Logits, SequenceSpan
+from services.worker.model.choose import make_backend
 from services.worker.model.sampler import SampleRow, sample
 
-log = logging.getLogger(__name__)
-
-# Below this number of rows some float32 products change with it; checked at start, doubled if need be.
-MIN_ROWS = 16
 DEFAULT_POOL_BYTES = 2 << 30
 
 
 class TorchExecutor:
     """A model, its paged KV cache and the sampler.
 
-    batch_invariant: a row's bits do not depend on what else is in the step (always tried in float32).
+    batch_invariant: a row's bits do not depend on what else is in the step.
+    kernels, quantize, threads: as of `make_backend`.
     Raises ConfigurationError when the KV pool does not fit into memory.
     """
 
@@ -39,45 +32,39 @@ class TorchExecutor:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        *,
+        kernels: str = "auto",
+        quantize: str = "none",
+        threads: int = 0,
     ) -> None:
-        paged.register()
         self.num_model_calls = 0
         self.num_rows = 0
         self.block_size = block_size
-        self.min_rows = MIN_ROWS
         self._device = device
-        self._model = load_model(files, dtype, device)
-        config: Any = self._model.config
-        self._vocab_size = int(config.vocab_size)
-        has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-        if device.type == "cpu" and dtype == torch.float32 and has_onednn:
-            pack_linears(self._model)
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        self._group_size = int(config.num_attention_heads) // kv_heads
-        layers = int(config.num_hidden_layers)
-        block_bytes = 2 * layers * kv_heads * block_size * head_dim * dtype.itemsize
+        self.backend = make_backend(
+            files, dtype, device, block_size, kernels, quantize, threads or torch.get_num_threads()
+        )
+        block_bytes = self.backend.block_bytes
         self.num_blocks = num_blocks or self._default_blocks(block_bytes, files.max_model_len)
         self.num_host_blocks = num_host_blocks
         self._check_memory(block_bytes)
-        shape = (kv_heads, block_size, head_dim)
-        self._caches = [
-            (
-                torch.zeros((self.num_blocks, *shape), dtype=dtype, device=device),
-                torch.zeros((self.num_blocks, *shape), dtype=dtype, device=device),
-            )
-            for _ in range(layers)
-        ]
-        pinned = device.type == "cuda"
+        self.backend.allocate(self.num_blocks)
         self._host = [
-            (
-                torch.zeros((num_host_blocks, *shape), dtype=dtype, pin_memory=pinned),
-                torch.zeros((num_host_blocks, *shape), dtype=dtype, pin_memory=pinned),
-            )
-            for _ in range(layers if num_host_blocks else 0)
+            (self._host_like(keys), self._host_like(values)) for keys, values in self.backend.caches if num_host_blocks
         ]
         self.swap_s = self._measure_swap() if num_host_blocks else 0.0
-        self.batch_invariant = dtype == torch.float32 and self._make_invariant()
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self.backend.batch_invariant
+
+    @property
+    def has_own_threads(self) -> bool:
+        return self.backend.has_own_threads
+
+    def _host_like(self, cache: torch.Tensor) -> torch.Tensor:
+        shape = (self.num_host_blocks, *cache.shape[1:])
+        return torch.zeros(shape, dtype=cache.dtype, pin_memory=self._device.type == "cuda")
 
     def _default_blocks(self, block_bytes: int, max_model_len: int) -> int:
         """Room for one sequence of full length at least, 2 GiB or a quarter of free memory at most."""
@@ -97,7 +84,7 @@ class TorchExecutor:
     def copy(self, copies: list[BlockCopy]) -> None:
         for copy in copies:
             sources, targets = torch.tensor(copy.sources), torch.tensor(copy.targets)
-            for layer, device_kv in enumerate(self._caches):
+            for layer, device_kv in enumerate(self.backend.caches):
                 host_kv = self._host[layer] if self._host else device_kv
                 source_kv = host_kv if copy.kind is Copy.TO_DEVICE else device_kv
                 target_kv = host_kv if copy.kind is Copy.TO_HOST else device_kv
@@ -117,98 +104,39 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
-        logits = self._forward(rows)
-        sampling = [
-            SampleRow(
-                params=row.sequence.params,
-                prompt_index=row.sequence.prompt_index,
-                choice=row.sequence.choice,
-                prompt=row.sequence.tokens[: row.sequence.num_prompt],
-                output=row.sequence.tokens[row.sequence.num_prompt :],
-                banned=ban,
-            )
-            for row, ban in zip(rows, banned, strict=True)
-            if row.samples
-        ]
-        return sample(logits, sampling) if sampling else []
+        sampling = [_sample_row(row, ban) for row, ban in zip(rows, banned, strict=True) if row.samples]
+        more = [index for index, row in enumerate(sampling) if not row.takes_best]
+        logits = self._forward(rows, best_only=not more)
+        sampled = [Sampled(token if token >= 0 else None) for token in logits.best]
+        if more:
+            assert logits.values is not None
+            chosen = sample(logits.values[more], [sampling[index] for index in more])
+            for index, one in zip(more, chosen, strict=True):
+                sampled[index] = one
+        return sampled
 
-    @torch.inference_mode()
-    def _forward(self, rows: list[BatchRow]) -> torch.Tensor:
-        """Logits, [rows that sample, vocabulary] float32."""
+    def _forward(self, rows: list[BatchRow], best_only: bool) -> Logits:
+        """Of the rows that sample."""
         tokens: list[int] = []
-        positions: list[int] = []
-        blocks: list[int] = []
         spans: list[SequenceSpan] = []
-        last: list[int] = []
+        wanted: list[int] = []
         for row in rows:
             sequence, end = row.sequence, row.start + row.num_tokens
             spans.append(SequenceSpan(len(tokens), row.num_tokens, end, sequence.block_table))
             tokens += sequence.tokens[row.start : end]
-            positions += range(row.start, end)
-            blocks += (sequence.block_table[position // self.block_size] for position in range(row.start, end))
             if row.samples:
-                last.append(len(tokens) - 1)
-        count = len(tokens)
-        padding = [0] * (self.min_rows - count)
-        keep = last + [0] * (self.min_rows - len(last))
-        offsets = torch.tensor(positions) % self.block_size
-        step = paged.PagedStep(
-            caches=self._caches,
-            slot_blocks=torch.tensor(blocks, device=self._device),
-            slot_offsets=offsets.to(self._device),
-            num_tokens=count,
-            groups=build_tile_groups(spans, self.block_size, self._group_size, self._device),
-        )
-        result = self._model(
-            input_ids=torch.tensor([tokens + padding], device=self._device),
-            position_ids=torch.tensor([positions + padding], device=self._device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(keep, device=self._device),
-            orca_step=step,
-        )
+                wanted.append(len(tokens) - 1)
+        logits = self.backend.forward(FlatStep(tokens, spans, wanted, best_only))
         self.num_model_calls += 1
-        self.num_rows += count
-        logits: torch.Tensor = result.logits[0, : len(last)].float()
+        self.num_rows += len(tokens)
         return logits
 
-    def _make_invariant(self) -> bool:
-        """Find the padding under which a row alone equals the row in company. False if none does."""
-        while self.min_rows <= 128:
-            if self._is_invariant():
-                self._reset_counters()
-                return True
-            self.min_rows *= 2
-        self.min_rows = MIN_ROWS
-        self._reset_counters()
-        log.warning("batch invariance does not hold on this machine: texts may depend on the batch")
-        return False
 
-    def _reset_counters(self) -> None:
-        self.num_model_calls = self.num_rows = 0
-
-    def _is_invariant(self) -> bool:
-        """One prompt alone, token by token, and as one chunk beside others, must give the same bits."""
-        length = min(6, self.block_size)
-        if self.num_blocks < 2:
-            return False
-        tables = [[0], [1]]
-        tokens = [(i * 7919) % self._vocab_size for i in range(length)]
-        alone = None
-        for position in range(length):
-            row = BatchRow(_probe(tokens[: position + 1], tables[0]), position, 1)
-            alone = self._forward([row])
-        company = [
-            BatchRow(_probe(list(reversed(tokens)), tables[1]), 0, length),
-            BatchRow(_probe(tokens, tables[0]), 0, length),
-        ]
-        together = self._forward(company)
-        return alone is not None and torch.equal(alone[0], together[1])
-
-
-def _probe(tokens: list[int], table: list[int]) -> SequenceState:
-    from services.common.request import SamplingParams
-
-    return SequenceState(0, "probe", 0, 0, 0, 0, SamplingParams(max_tokens=1), len(tokens), tokens, 0, table)
+def _sample_row(row: BatchRow, banned: list[int]) -> SampleRow:
+    sequence = row.sequence
+    return SampleRow(
+        sequence.params, sequence.prompt_index, sequence.choice, sequence.tokens, sequence.num_prompt, banned
+    )
 
 
 def _available_bytes() -> int:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from services.worker.model.backend import SequenceSpan
+
 TILE_ROWS = 16
 # Blocks gathered at once: bounds the scratch memory and keeps it near the cache.
 GROUP_BLOCKS = 512
@@ -35,16 +37,6 @@ class TileGroup:
     out_tile: torch.Tensor
     out_pos: torch.Tensor
     out_row: torch.Tensor
-
-
-@dataclass(frozen=True)
-class SequenceSpan:
-    """One sequence's rows in the flat tensor: [start, start + length), at positions context - length .. context - 1."""
-
-    start: int
-    length: int
-    context: int
-    block_table: list[int]
 
 
 def positions_per_tile(group_size: int) -> int:

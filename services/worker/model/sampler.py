@@ -24,13 +24,24 @@ class SampleRow:
     params: SamplingParams
     prompt_index: int
     choice: int
-    prompt: Sequence[int]
-    output: Sequence[int]
+    tokens: Sequence[int]  # prompt and output
+    num_prompt: int
     banned: Sequence[int]
 
     @property
     def greedy(self) -> bool:
         return self.params.temperature < GREEDY_BELOW
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def takes_best(self) -> bool:
+        """Nothing is asked of its logits but which is the largest."""
+        params = self.params
+        changed = params.logit_bias or params.presence_penalty or params.frequency_penalty or self.banned
+        return self.greedy and params.logprobs is None and params.repetition_penalty == 1.0 and not changed
 
 
 def _mix(x: int) -> int:
@@ -69,11 +80,12 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
     """Penalties, bias and bans of one row, in place; does nothing for a plain row."""
     params = row.params
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt, *row.output}), device=logits.device)
+        seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and row.output:
-        ids, counts = torch.unique(torch.tensor(list(row.output), device=logits.device), return_counts=True)
+    if (params.presence_penalty or params.frequency_penalty) and row.num_output:
+        output = list(row.tokens[row.num_prompt :])
+        ids, counts = torch.unique(torch.tensor(output, device=logits.device), return_counts=True)
         logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
@@ -91,7 +103,7 @@ def _draw(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
     device = logits.device
     temperature = torch.tensor([row.params.temperature for row in rows], device=device, dtype=logits.dtype)
     scaled = logits / temperature.unsqueeze(1)
-    draws = [uniform(row.params.seed, row.prompt_index, row.choice, len(row.output)) for row in rows]
+    draws = [uniform(row.params.seed, row.prompt_index, row.choice, row.num_output) for row in rows]
     u = torch.tensor(draws, device=device, dtype=torch.float64)
     out = torch.empty(len(rows), dtype=torch.long, device=device)
     filtered = [_is_filtered(row.params) for row in rows]

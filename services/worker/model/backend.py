@@ -1,0 +1,67 @@
+"""What the executor asks of a way to run the model: a flat step in, logits out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Caches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Unavailable(Exception):
+    """Why a back end cannot run this model here, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """One sequence's rows in the flat tensor: [start, start + length), at positions context - length .. context - 1."""
+
+    start: int
+    length: int
+    context: int
+    block_table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStep:
+    """All scheduled tokens of a step, one sequence after the other.
+
+    tokens: [rows]. wanted: rows whose logits are sampled from. best_only: nobody looks at more than the largest.
+    """
+
+    tokens: list[int]
+    spans: list[SequenceSpan]
+    wanted: list[int]
+    best_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Of the wanted rows. best: the token of the largest, the first of equals; -1 where they are not all numbers.
+
+    values: [wanted, vocabulary] float32; there may be none if only the best were asked for.
+    """
+
+    best: list[int]
+    values: torch.Tensor | None
+
+
+class Backend(Protocol):
+    """A model with its paged KV cache.
+
+    caches: per layer (keys, values), block first, so that blocks can be copied without knowing what is inside.
+    block_bytes: of one KV block over all layers. batch_invariant: a row's bits depend on nothing else in the step.
+    """
+
+    caches: Caches
+    block_bytes: int
+    batch_invariant: bool
+    has_own_threads: bool
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the cache. Called once, before the first step."""
+        ...
+
+    def forward(self, step: FlatStep) -> Logits:
+        """One model call."""
+        ...

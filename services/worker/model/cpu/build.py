@@ -1,0 +1,50 @@
+"""Compiles the kernels once per machine and source, with whatever C++ compiler is there, and loads them."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from services.common.models.builtin import cache_dir
+from services.worker.model.backend import Unavailable
+
+KERNELS = Path(__file__).parent / "kernels"
+FLAGS = [
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"),
+    *(f"-m{feature}" for feature in ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "avx512vnni", "fma")),
+]
+BUILD_TIMEOUT_S = 300
+
+
+def load_kernels() -> ctypes.CDLL:
+    """The library, compiled into the cache if it is not there yet. Raises Unavailable."""
+    if not torch.cpu._is_avx512_supported():
+        raise Unavailable("this CPU has no AVX-512")
+    sources = sorted(KERNELS.iterdir())
+    digest = hashlib.sha256("".join([*FLAGS, *(source.read_text() for source in sources)]).encode()).hexdigest()[:16]
+    library = cache_dir() / f"kernels-{digest}.so"
+    if not library.exists():
+        _compile(library)
+    return ctypes.CDLL(str(library))
+
+
+def _compile(library: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise Unavailable("there is no C++ compiler")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder) / library.name
+        command = [compiler, *FLAGS, "-o", str(built), str(KERNELS / "decoder.cpp")]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S, text=True)
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"the kernels do not compile: {(error.stderr or 'no message').splitlines()[0]}") from None
+        except subprocess.TimeoutExpired:
+            raise Unavailable("the kernels took too long to compile") from None
+        built.rename(library)  # atomic: another worker sees nothing or all

@@ -1,0 +1,163 @@
+// Causal attention over paged KV (PagedAttention, SOSP'23, section 4), each key and value read once per tile of rows.
+//
+// A block's keys are kept as weights of a product: per 16 positions [head_dim / STEP][16 positions][STEP]; its values as
+// per 32 dimensions [16 positions / STEP][32][STEP]. So scores and sums are the same inner loop as the linear layers'.
+// A row is computed in the same order whatever tile it is in.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "linear.h"
+
+namespace orca {
+
+// A layer's cache: [blocks][kv_heads][head_dim x block_size] elements for keys, the same for values.
+template <class T>
+struct Cache {
+  typename T::Elem* keys;
+  typename T::Elem* values;
+  int64_t kv_heads, head_dim, block_size;
+
+  // The 16 positions that begin at `position`, of a sequence with this block table.
+  size_t group(const int32_t* table, long position, long head) const {
+    const long block = table[position / block_size], within = position % block_size / LANES;
+    return ((block * kv_heads + head) * (block_size / LANES) + within) * head_dim * LANES;
+  }
+};
+
+// Write one position; the first of 16 clears all of them, so that what a block held before is never met.
+template <class T>
+void remember(const Cache<T>& cache, const int32_t* table, long position, long head, const typename T::Elem* key,
+              const typename T::Elem* value) {
+  const size_t group = cache.group(table, position, head);
+  const long slot = position % LANES, dim = cache.head_dim;
+  typename T::Elem *keys = cache.keys + group, *values = cache.values + group;
+  if (slot == 0) {
+    memset(keys, 0, dim * LANES * sizeof(*keys));
+    memset(values, 0, dim * LANES * sizeof(*values));
+  }
+  uint32_t* key_words = (uint32_t*)keys + slot;
+  for (long w = 0; w < dim / T::STEP; ++w) memcpy(&key_words[w * LANES], key + w * T::STEP, 4);
+  for (long d = 0; d < dim; d += LANES) {
+    uint32_t* words = (uint32_t*)values + d / PANEL * PANEL * (LANES / T::STEP) + slot / T::STEP * PANEL + d % PANEL;
+    __m512i word;
+    if constexpr (T::STEP == 1) {
+      word = _mm512_loadu_si512(value + d);
+    } else {  // a word holds this position and the one before or after, which is written later
+      word = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(value + d)));
+      if (slot % 2) word = _mm512_or_si512(_mm512_slli_epi32(word, 16), _mm512_and_si512(_mm512_loadu_si512(words), _mm512_set1_epi32(0xffff)));
+    }
+    _mm512_storeu_si512(words, word);
+  }
+}
+
+// Rows of one sequence and one key head: `count` of the (position, query head) pairs from `first` on.
+struct Tile {
+  int32_t span, head, first, count;
+  int32_t groups;  // of 16 positions that the last row sees
+};
+
+struct Span {
+  int32_t start, length, context, table;  // table: where its block ids begin
+};
+
+template <class T>
+class Scratch {
+ public:
+  void reserve(long positions, long head_dim) {
+    scores_.resize(MAX_ROWS * positions);
+    weights_.resize(MAX_ROWS * positions);
+    query_.resize(MAX_ROWS * head_dim);
+  }
+  float* scores() { return scores_.data(); }
+  typename T::Elem* weights() { return weights_.data(); }
+  typename T::Elem* query() { return query_.data(); }
+
+ private:
+  std::vector<float> scores_;
+  std::vector<typename T::Elem> weights_, query_;
+};
+
+// GROUPS groups of 16 keys at once: enough chains of sums to hide the latency of one.
+template <class T, int ROWS, int GROUPS>
+ORCA_INLINE void score(const Cache<T>& cache, const int32_t* table, long head, long first, const typename T::Elem* query,
+                       float* scores, long width) {
+  const long steps = cache.head_dim / T::STEP;
+  const uint8_t* keys[GROUPS];
+  for (int g = 0; g < GROUPS; ++g) {
+    const size_t group = cache.group(table, (first + g) * LANES, head);
+    keys[g] = (const uint8_t*)(cache.keys + group);
+    const char* values = (const char*)(cache.values + group);  // wanted next
+    for (size_t line = 0; line < cache.head_dim * LANES * sizeof(typename T::Elem); line += 64)
+      _mm_prefetch(values + line, _MM_HINT_T1);
+  }
+  typename T::Acc acc[ROWS][GROUPS];
+  for (int r = 0; r < ROWS; ++r)
+    for (int g = 0; g < GROUPS; ++g) acc[r][g] = T::zero();
+  const uint32_t* words = (const uint32_t*)query;
+  for (long k = 0; k < steps; ++k) {
+    __m512i column[GROUPS];
+#pragma GCC unroll 4
+    for (int g = 0; g < GROUPS; ++g) column[g] = _mm512_loadu_si512(keys[g] + 64 * k);
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512i word = _mm512_set1_epi32((int)words[r * steps + k]);
+#pragma GCC unroll 4
+      for (int g = 0; g < GROUPS; ++g) acc[r][g] = T::dot(acc[r][g], word, column[g]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int g = 0; g < GROUPS; ++g) _mm512_storeu_ps(scores + r * width + (first + g) * LANES, acc[r][g]);
+}
+
+// Scores (powers of two) of the first `visible` keys to weights that sum to the returned value; the rest of `width` is zero.
+template <class T>
+float soften(const float* scores, typename T::Elem* weights, long visible, long width) {
+  const __m512 lowest = _mm512_set1_ps(-INFINITY);
+  const long full = visible / LANES * LANES;
+  const __mmask16 last = (__mmask16)((1u << (visible - full)) - 1);
+  const __m512 tail = _mm512_mask_loadu_ps(lowest, last, scores + full);
+  __m512 largest = tail;
+  for (long i = 0; i < full; i += LANES) largest = _mm512_max_ps(largest, _mm512_loadu_ps(scores + i));
+  const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+  __m512 sum = _mm512_setzero_ps();
+  const auto weigh = [&](long i, __m512 weight) {
+    T::store(weights + i, weight);
+    sum = _mm512_add_ps(sum, T::load(weights + i));  // as rounded, so that they sum to one
+  };
+  for (long i = 0; i < full; i += LANES)
+    weigh(i, exp2_512<T>(_mm512_sub_ps(_mm512_loadu_ps(scores + i), most)));
+  if (last) weigh(full, _mm512_maskz_mov_ps(last, exp2_512<T>(_mm512_sub_ps(_mm512_loadu_ps(scores + full), most))));
+  for (long i = full + (last ? LANES : 0); i < width; i += LANES) T::store(weights + i, _mm512_setzero_ps());
+  return _mm512_reduce_add_ps(sum);
+}
+
+template <class T, int ROWS, class Out>
+void attend(const Cache<T>& cache, const int32_t* table, long head, long groups, const long* visible, Scratch<T>& scratch,
+            const Out& out) {
+  const long width = groups * LANES, dim = cache.head_dim;
+  constexpr int TOGETHER = ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
+  long g = 0;
+  for (; g + TOGETHER <= groups; g += TOGETHER)
+    score<T, ROWS, TOGETHER>(cache, table, head, g, scratch.query(), scratch.scores(), width);
+  for (; g < groups; ++g) score<T, ROWS, 1>(cache, table, head, g, scratch.query(), scratch.scores(), width);
+  float norm[ROWS];
+  for (int r = 0; r < ROWS; ++r)
+    norm[r] = 1.0f / soften<T>(scratch.scores() + r * width, scratch.weights() + r * width, visible[r], width);
+  constexpr long steps = LANES / T::STEP;
+  for (long panel = 0; panel < dim / PANEL; ++panel) {
+    typename T::Acc acc[ROWS][2];
+    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = T::zero();
+    for (long group = 0; group < groups; ++group) {
+      const auto* values = cache.values + cache.group(table, group * LANES, head) + panel * PANEL * LANES;
+      multiply<T, ROWS, 2>((const uint32_t*)scratch.weights() + group * steps, width / T::STEP, (const uint8_t*)values,
+                           steps, acc);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512 scale = _mm512_set1_ps(norm[r]);
+      out(r, panel * PANEL, _mm512_mul_ps(acc[r][0], scale), _mm512_mul_ps(acc[r][1], scale));
+    }
+  }
+}
+
+}  // namespace orca

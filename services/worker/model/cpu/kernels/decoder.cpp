@@ -1,0 +1,397 @@
+// One step of a Llama-shaped decoder on CPU: all scheduled tokens through all layers in one call.
+//
+// Every token-wise operator runs on the flat rows of all sequences, and only attention is split per sequence (selective
+// batching, Orca, OSDI'22, section 3.2). The residual stream is float32 in every mode.
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "attention.h"
+
+using namespace orca;
+
+extern "C" {
+
+// The fields of these three are those of ctypes structures in decoder.py, in that order.
+struct OrcaLayer {
+  const float *attention_norm, *mlp_norm, *query_norm, *key_norm;  // the last two may be null
+  Linear qkv, output, gate_up, down;                              // gate_up: panels of 16 gate and 16 up columns
+  void *keys, *values;                                            // Cache
+};
+
+struct OrcaModel {
+  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
+  int64_t format;  // 0: float32, 1: bfloat16, 2: int8 weights with bfloat16 KV
+  float norm_eps, attention_scale;  // the scale is for powers of two
+  const OrcaLayer* layers;
+  const float* final_norm;
+  const void* embedding;          // [vocabulary, hidden] in the KV's type
+  const float *cosines, *sines;   // [positions, head_dim / 2]
+  Linear head;
+  int64_t vocabulary;             // columns of head that are tokens
+};
+
+struct OrcaStep {
+  const int32_t* tokens;  // [rows]
+  int64_t rows;
+  const Span* spans;
+  int64_t num_spans;
+  const int32_t* tables;  // block ids, all sequences'
+  const int32_t* wanted;  // [num_wanted] rows whose logits are wanted
+  int64_t num_wanted;
+  float* logits;          // [num_wanted, head.columns], or null
+  int32_t* best;          // [num_wanted] the token of the largest logit; -1 if they are not all numbers
+};
+}
+
+namespace {
+
+ORCA_INLINE void rms_norm(const float* x, const float* weight, float* out, long count, float eps) {
+  __m512 sum = _mm512_setzero_ps();
+  for (long i = 0; i < count; i += LANES) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    sum = _mm512_fmadd_ps(v, v, sum);
+  }
+  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / (float)count + eps));
+  for (long i = 0; i < count; i += LANES) {
+    const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), scale);
+    _mm512_storeu_ps(out + i, _mm512_mul_ps(v, _mm512_loadu_ps(weight + i)));
+  }
+}
+
+// The largest of the logits that one thread has seen of a row, per lane; the first of equals.
+struct Best {
+  alignas(64) float value[LANES];
+  alignas(64) int32_t token[LANES];
+  uint32_t numbers;  // zero once a logit was none
+
+  void clear() {
+    _mm512_store_ps(value, _mm512_set1_ps(-INFINITY));
+    _mm512_store_si512(token, _mm512_set1_epi32(INT32_MAX));
+    numbers = 1;
+  }
+  ORCA_INLINE void see(__m512 logits, long first, __mmask16 valid) {
+    const __m512 before = _mm512_load_ps(value);
+    const __m512i lanes = _mm512_add_epi32(_mm512_set1_epi32((int)first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __mmask16 larger = _mm512_mask_cmp_ps_mask(valid, logits, before, _CMP_GT_OQ);
+    if (larger) {
+      _mm512_store_ps(value, _mm512_mask_mov_ps(before, larger, logits));
+      _mm512_store_si512(token, _mm512_mask_mov_epi32(_mm512_load_si512(token), larger, lanes));
+    }
+    if (_mm512_mask_cmp_ps_mask(valid, logits, logits, _CMP_UNORD_Q)) numbers = 0;
+  }
+};
+
+template <class T>
+ORCA_INLINE void convert(const float* from, typename T::Elem* to, long count) {
+  for (long i = 0; i < count; i += LANES) T::store(to + i, _mm512_loadu_ps(from + i));
+}
+
+class Decoder {
+ public:
+  Decoder(const OrcaModel& model, int threads) : m(model), team(threads) {}
+  virtual ~Decoder() = default;
+  virtual void step(const OrcaStep& step) = 0;
+  virtual void products(long rows, long wanted) = 0;
+
+ protected:
+  const OrcaModel m;
+  Team team;
+};
+
+// W: format of the linear layers; A: of keys, values, queries and attention weights.
+template <class W, class A>
+class DecoderOf final : public Decoder {
+  static constexpr bool QUANTISED = std::is_same_v<W, I8>;
+
+ public:
+  DecoderOf(const OrcaModel& model, int threads) : Decoder(model, threads), scratch(threads), row_of(threads) {}
+  ~DecoderOf() override { team.begin(0); }
+
+  void step(const OrcaStep& s) override {
+    team.begin(m.num_layers * PHASES + PHASES);
+    plan(s);
+    team.run([this, s](Team::Member& member) {
+      embed(member, s);
+      for (long i = 0; i < m.num_layers; ++i) layer(member, s, m.layers[i]);
+      logits(member, s);
+    });
+  }
+
+  // Only the matrix products of a step of so many rows, on whatever is in the buffers: what a step is measured against.
+  void products(long rows, long wanted) override {
+    team.begin(m.num_layers * PHASES + PHASES);
+    reserve(rows, wanted);
+    team.run([this, rows, wanted](Team::Member& member) {
+      alignas(64) float sink[PANEL];
+      const auto drop = [&](long, long, __m512 a, __m512 b) {
+        _mm512_store_ps(sink, a);
+        _mm512_store_ps(sink + LANES, b);
+        asm volatile("" ::"r"(sink) : "memory");
+      };
+      for (long i = 0; i < m.num_layers; ++i) {
+        const OrcaLayer& l = m.layers[i];
+        for (const Linear* linear : {&l.qkv, &l.output, &l.gate_up, &l.down}) {
+          apply<W>(member, *linear, input(linear->inner), rows, drop);
+        }
+      }
+      apply<W>(member, m.head, input(m.hidden), wanted, drop);
+    });
+  }
+
+ private:
+  static constexpr size_t PHASES = 10;  // of a layer, at most
+  long query_size() const { return m.heads * m.head_dim; }
+  long kv_size() const { return m.kv_heads * m.head_dim; }
+  Rows<W> input(long inner) { return {in.data(), in_scale.data(), inner}; }
+
+  void reserve(long rows, long wanted) {
+    const long most = std::max({m.hidden, m.intermediate, query_size()});
+    grow(x, rows * m.hidden);
+    grow(projected, rows * m.layers[0].qkv.columns);
+    grow(wide, std::max(rows, wanted) * most);
+    grow(in, std::max(rows, wanted) * most);
+    if constexpr (QUANTISED) grow(in_scale, std::max(rows, wanted) * (most / W::GROUP));
+    grow(queries, rows * query_size());
+    grow(best, wanted * team.size());
+    for (auto& one : row_of) grow(one, most);
+  }
+
+  template <class E>
+  static void grow(std::vector<E>& buffer, size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+  }
+
+  // What all threads read: pieces of 16 positions to be written, tiles to be attended, longest first.
+  void plan(const OrcaStep& s) {
+    reserve(s.rows, s.num_wanted);
+    pieces.clear();
+    tiles.clear();
+    for (long i = 0; i < s.num_wanted * team.size(); ++i) best[i].clear();
+    long longest = 0;
+    const long shared = m.heads / m.kv_heads;
+    for (int32_t i = 0; i < s.num_spans; ++i) {
+      const Span& span = s.spans[i];
+      longest = std::max<long>(longest, span.context);
+      const int32_t begin = span.context - span.length;
+      for (int32_t p = begin; p < span.context;) {
+        const int32_t end = std::min(span.context, p / LANES * LANES + LANES);
+        pieces.push_back({i, p - begin, end - p});
+        p = end;
+      }
+      const int32_t pairs = span.length * (int32_t)shared;
+      for (int32_t first = 0; first < pairs; first += MAX_ROWS) {
+        const int32_t count = std::min<int32_t>(MAX_ROWS, pairs - first);
+        const int32_t last = begin + (first + count - 1) / (int32_t)shared;
+        for (int32_t head = 0; head < m.kv_heads; ++head) tiles.push_back({i, head, first, count, last / LANES + 1});
+      }
+    }
+    std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
+      return (long)a.groups * a.count > (long)b.groups * b.count;
+    });
+    for (auto& one : scratch) one.reserve((longest + LANES - 1) / LANES * LANES, m.head_dim);
+  }
+
+  void embed(Team::Member& member, const OrcaStep& s) {
+    member.each(s.rows, [&](long row) {
+      const auto* from = (const typename A::Elem*)m.embedding + s.tokens[row] * m.hidden;
+      for (long i = 0; i < m.hidden; i += LANES) _mm512_storeu_ps(&x[row * m.hidden + i], A::load(from + i));
+    });
+  }
+
+  void layer(Team::Member& member, const OrcaStep& s, const OrcaLayer& l) {
+    const long hidden = m.hidden;
+    normalise(member, s.rows, l.attention_norm);
+    const long width = l.qkv.columns;
+    apply<W>(member, l.qkv, input(hidden), s.rows, [&](long row, long panel, __m512 a, __m512 b) {
+      float* to = &projected[row * width + panel * PANEL];
+      _mm512_storeu_ps(to, a);
+      _mm512_storeu_ps(to + LANES, b);
+    });
+    const Cache<A> cache{(typename A::Elem*)l.keys, (typename A::Elem*)l.values, m.kv_heads, m.head_dim, m.block_size};
+    member.each(pieces.size(), [&](long i) { rotate_and_remember(s, l, cache, pieces[i]); });
+    member.each(tiles.size(), [&](long i) { attend_tile(s, cache, tiles[i], scratch[member.index]); });
+    narrow(member, s.rows, query_size());
+    const auto add = [&](long row, long panel, __m512 a, __m512 b) {
+      float* to = &x[row * hidden + panel * PANEL];
+      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), a));
+      _mm512_storeu_ps(to + LANES, _mm512_add_ps(_mm512_loadu_ps(to + LANES), b));
+    };
+    apply<W>(member, l.output, input(query_size()), s.rows, add);
+    normalise(member, s.rows, l.mlp_norm);
+    const long inner = m.intermediate;
+    Rows<W> gated = input(inner);
+    gated.data = other_input();
+    apply<W>(member, l.gate_up, input(hidden), s.rows, [&](long row, long panel, __m512 gate, __m512 up) {
+      const __m512 value = _mm512_mul_ps(silu512(gate), up);
+      if constexpr (QUANTISED) {
+        _mm512_storeu_ps(&wide[row * inner + panel * LANES], value);
+      } else {
+        W::store(gated.row(row) + panel * LANES, value);
+      }
+    });
+    if constexpr (QUANTISED) {
+      narrow(member, s.rows, inner);
+      apply<W>(member, l.down, input(inner), s.rows, add);
+    } else {
+      apply<W>(member, l.down, gated, s.rows, add);
+    }
+  }
+
+  // The gated values may not overwrite what the same product still reads.
+  typename W::Elem* other_input() {
+    return QUANTISED ? in.data() : (typename W::Elem*)wide.data();
+  }
+
+  void normalise(Team::Member& member, long rows, const float* weight) {
+    member.each(rows, [&](long row) { prepare(member, &x[row * m.hidden], weight, row); });
+  }
+
+  // The normalised row as a product's input.
+  void prepare(Team::Member& member, const float* from, const float* weight, long row) {
+    float* value = row_of[member.index].data();
+    rms_norm(from, weight, value, m.hidden, m.norm_eps);
+    to_input(value, row, m.hidden);
+  }
+
+  void to_input(const float* value, long row, long count) {
+    if constexpr (QUANTISED) {
+      quantise(value, &in[row * count], &in_scale[row * (count / W::GROUP)], count);
+    } else {
+      convert<W>(value, &in[row * count], count);
+    }
+  }
+
+  // int8 only: rows that were made piece by piece can be scaled only when they are whole.
+  void narrow(Team::Member& member, long rows, long count) {
+    if constexpr (QUANTISED) member.each(rows, [&](long row) { to_input(&wide[row * count], row, count); });
+  }
+
+  struct Piece {
+    int32_t span, offset, count;
+  };
+
+  // Rotary positions in the halves' order, with the model's own table; norms of heads where the family has them.
+  void rotate(float* head, const float* norm, long position) const {
+    const long half = m.head_dim / 2;
+    if (norm) rms_norm(head, norm, head, m.head_dim, m.norm_eps);
+    const float *cosine = m.cosines + position * half, *sine = m.sines + position * half;
+    for (long i = 0; i < half; i += LANES) {
+      const __m512 a = _mm512_loadu_ps(head + i), b = _mm512_loadu_ps(head + half + i);
+      const __m512 c = _mm512_loadu_ps(cosine + i), d = _mm512_loadu_ps(sine + i);
+      _mm512_storeu_ps(head + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, d)));
+      _mm512_storeu_ps(head + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, d)));
+    }
+  }
+
+  void rotate_and_remember(const OrcaStep& s, const OrcaLayer& l, const Cache<A>& cache, const Piece& piece) {
+    const Span& span = s.spans[piece.span];
+    const long dim = m.head_dim;
+    typename A::Elem key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
+    const __m512 scale = _mm512_set1_ps(m.attention_scale);
+    for (long i = piece.offset; i < piece.offset + piece.count; ++i) {
+      const long row = span.start + i, position = span.context - span.length + i;
+      float* heads = &projected[row * l.qkv.columns];
+      typename A::Elem* query = &queries[row * query_size()];
+      for (long h = 0; h < m.heads; ++h) {
+        rotate(heads + h * dim, l.query_norm, position);
+        for (long d = 0; d < dim; d += LANES)
+          A::store(query + h * dim + d, _mm512_mul_ps(scale, _mm512_loadu_ps(heads + h * dim + d)));
+      }
+      float *keys = heads + query_size(), *values = keys + kv_size();
+      for (long h = 0; h < m.kv_heads; ++h) {
+        rotate(keys + h * dim, l.key_norm, position);
+        convert<A>(keys + h * dim, key, dim);
+        convert<A>(values + h * dim, value, dim);
+        remember(cache, s.tables + span.table, position, h, key, value);
+      }
+    }
+  }
+
+  void attend_tile(const OrcaStep& s, const Cache<A>& cache, const Tile& tile, Scratch<A>& own) {
+    const Span& span = s.spans[tile.span];
+    const long shared = m.heads / m.kv_heads, dim = m.head_dim;
+    long visible[MAX_ROWS], place[MAX_ROWS];
+    for (int r = 0; r < tile.count; ++r) {
+      const long offset = (tile.first + r) / shared, head = tile.head * shared + (tile.first + r) % shared;
+      visible[r] = span.context - span.length + offset + 1;
+      place[r] = (span.start + offset) * query_size() + head * dim;
+      memcpy(own.query() + r * dim, &queries[place[r]], dim * sizeof(typename A::Elem));
+    }
+    with_rows(tile.count, [&](auto n) {
+      attend<A, n.value>(cache, s.tables + span.table, tile.head, tile.groups, visible, own,
+                         [&](int r, long d, __m512 a, __m512 b) {
+                           if constexpr (QUANTISED) {
+                             _mm512_storeu_ps(&wide[place[r] + d], a);
+                             _mm512_storeu_ps(&wide[place[r] + d + LANES], b);
+                           } else {
+                             W::store(&in[place[r] + d], a);
+                             W::store(&in[place[r] + d + LANES], b);
+                           }
+                         });
+    });
+  }
+
+  void logits(Team::Member& member, const OrcaStep& s) {
+    member.each(s.num_wanted, [&](long i) { prepare(member, &x[s.wanted[i] * m.hidden], m.final_norm, i); });
+    Best* own = &best[member.index * s.num_wanted];
+    apply<W>(member, m.head, input(m.hidden), s.num_wanted, [&](long row, long panel, __m512 a, __m512 b) {
+      const long first = panel * PANEL, left = m.vocabulary - first;
+      const uint32_t valid = left >= PANEL ? ~0u : (1u << left) - 1;
+      own[row].see(a, first, (__mmask16)valid);
+      own[row].see(b, first + LANES, (__mmask16)(valid >> LANES));
+      if (s.logits == nullptr) return;
+      float* to = s.logits + row * m.head.columns + first;
+      _mm512_storeu_ps(to, a);
+      _mm512_storeu_ps(to + LANES, b);
+    });
+    member.each(s.num_wanted, [&](long row) { s.best[row] = best_of(row, s.num_wanted); });
+  }
+
+  int32_t best_of(long row, long rows) const {
+    float value = -INFINITY;
+    int32_t token = INT32_MAX;
+    for (int t = 0; t < team.size(); ++t) {
+      const Best& one = best[t * rows + row];
+      if (!one.numbers) return -1;
+      for (int i = 0; i < LANES; ++i) {
+        if (one.value[i] < value || (one.value[i] == value && one.token[i] >= token)) continue;
+        value = one.value[i];
+        token = one.token[i];
+      }
+    }
+    return token == INT32_MAX ? -1 : token;  // all of them minus infinity
+  }
+
+  static constexpr long MAX_HEAD_DIM = 256;
+  std::vector<float> x, projected, wide, in_scale;
+  std::vector<typename W::Elem> in;
+  std::vector<typename A::Elem> queries;
+  std::vector<Piece> pieces;
+  std::vector<Tile> tiles;
+  std::vector<Best> best;
+  // Of each thread.
+  std::vector<Scratch<A>> scratch;
+  std::vector<std::vector<float>> row_of;
+};
+
+}  // namespace
+
+extern "C" {
+
+// The model and everything it points to must outlive the decoder. Null if the format is unknown.
+void* orca_decoder_new(const OrcaModel* model, int threads) {
+  switch (model->format) {
+    case 0: return new DecoderOf<F32, F32>(*model, threads);
+    case 1: return new DecoderOf<BF16, BF16>(*model, threads);
+    case 2: return new DecoderOf<I8, BF16>(*model, threads);
+    default: return nullptr;
+  }
+}
+
+void orca_decoder_step(void* decoder, const OrcaStep* step) { ((Decoder*)decoder)->step(*step); }
+
+void orca_decoder_products(void* decoder, long rows, long wanted) { ((Decoder*)decoder)->products(rows, wanted); }
+
+void orca_decoder_delete(void* decoder) { delete (Decoder*)decoder; }
+}

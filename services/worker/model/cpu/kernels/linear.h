@@ -1,0 +1,123 @@
+// y = x W^T over packed weights, with what follows it (bias, scales, residual, gate) done while the sums are in registers.
+#pragma once
+#include <type_traits>
+
+#include "simd.h"
+#include "team.h"
+
+namespace orca {
+
+// Weights in panels of 32 columns (outputs): [panels][inner / STEP][32][STEP]; int8: [panels][inner / GROUP] of 32 int16
+// (minus the group's sum per column), 32 bfloat16 (scale per column) and [GROUP / STEP][32][STEP]. bias: per column or null.
+struct Linear {
+  const uint8_t* weights;
+  const float* bias;
+  int64_t columns;  // padded to panels
+  int64_t inner;    // padded to STEP or GROUP
+};
+
+// The left side: rows of T::Elem, `inner` apart. scale: [rows][inner / GROUP], int8 only.
+template <class T>
+struct Rows {
+  typename T::Elem* data;
+  float* scale;
+  int64_t inner;
+  typename T::Elem* row(long r) const { return data + r * inner; }
+};
+
+constexpr int MAX_ROWS = 12;  // 24 of the 32 registers hold sums
+constexpr long ROWS_PER_TASK = 96;
+
+// sums[r] = row first + r x the panel.
+template <class T, int ROWS>
+ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel, long first, __m512 (&sums)[ROWS][2]) {
+  const long steps = linear.inner / T::STEP;
+  const uint32_t* words = (const uint32_t*)in.row(first);
+  for (int r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  if constexpr (std::is_same_v<T, I8>) {
+    constexpr long group_steps = I8::GROUP / I8::STEP, group_bytes = 128 * (group_steps + 1);
+    const long groups = linear.inner / I8::GROUP;
+    const uint8_t* weights = linear.weights + panel * groups * group_bytes;
+    for (long g = 0; g < groups; ++g, weights += group_bytes, words += group_steps) {
+      const __m256i* head = (const __m256i*)weights;
+      __m512i acc[ROWS][2];
+      for (int z = 0; z < 2; ++z) {
+        const __m512i start = _mm512_slli_epi32(_mm512_cvtepi16_epi32(_mm256_loadu_si256(head + z)), 7);
+        for (int r = 0; r < ROWS; ++r) acc[r][z] = start;
+      }
+      multiply<I8, ROWS, 2>(words, steps, weights + 128, group_steps, acc);
+      for (int z = 0; z < 2; ++z) {
+        const __m512 scale = from_bf16(_mm256_loadu_si256(head + 2 + z));
+        for (int r = 0; r < ROWS; ++r) {
+          const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(in.scale[(first + r) * groups + g]));
+          sums[r][z] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][z]), both, sums[r][z]);
+        }
+      }
+    }
+  } else {
+    multiply<T, ROWS, 2>(words, steps, linear.weights + panel * steps * 128, steps, sums);
+  }
+}
+
+template <class T, int ROWS, class Out>
+void panel_rows(const Linear& linear, const Rows<T>& in, long panel, long first, const Out& out) {
+  __m512 sums[ROWS][2];
+  panel_sums<T, ROWS>(linear, in, panel, first, sums);
+  __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  if (linear.bias)
+    for (int z = 0; z < 2; ++z) bias[z] = _mm512_loadu_ps(linear.bias + panel * PANEL + z * LANES);
+  for (int r = 0; r < ROWS; ++r)
+    out(first + r, panel, _mm512_add_ps(sums[r][0], bias[0]), _mm512_add_ps(sums[r][1], bias[1]));
+}
+
+// Call f with std::integral_constant<int, rows>; rows is 1 .. MAX_ROWS.
+template <class F>
+ORCA_INLINE void with_rows(int rows, F&& f) {
+  switch (rows) {
+#define ORCA_CASE(n) \
+  case n:            \
+    return f(std::integral_constant<int, n>());
+    ORCA_CASE(1) ORCA_CASE(2) ORCA_CASE(3) ORCA_CASE(4) ORCA_CASE(5) ORCA_CASE(6)
+    ORCA_CASE(7) ORCA_CASE(8) ORCA_CASE(9) ORCA_CASE(10) ORCA_CASE(11) ORCA_CASE(12)
+#undef ORCA_CASE
+  }
+}
+
+// out(row, panel, first 16 columns, last 16 columns) for every row and panel; returns when all are done.
+template <class T, class Out>
+void apply(Team::Member& team, const Linear& linear, const Rows<T>& in, long rows, const Out& out) {
+  const long chunks = (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  team.each(linear.columns / PANEL * chunks, [&](long task) {
+    const long panel = task / chunks, chunk = task % chunks;
+    long first = rows * chunk / chunks;
+    const long end = rows * (chunk + 1) / chunks;
+    // int8 keeps two sets of sums in registers.
+    constexpr long most = std::is_same_v<T, I8> ? MAX_ROWS / 2 : MAX_ROWS;
+    for (long blocks = (end - first + most - 1) / most; blocks > 0; --blocks) {
+      const int count = (int)((end - first + blocks - 1) / blocks);
+      with_rows(count, [&](auto n) { panel_rows<T, n.value>(linear, in, panel, first, out); });
+      first += count;
+    }
+  });
+}
+
+// To unsigned int8, each group by its largest magnitude.
+ORCA_INLINE void quantise(const float* from, uint8_t* to, float* scale, long count) {
+  for (long begin = 0; begin < count; begin += I8::GROUP) {
+    __m512 value[I8::GROUP / LANES], largest = _mm512_setzero_ps();
+    for (int i = 0; i < I8::GROUP / LANES; ++i) {
+      value[i] = _mm512_loadu_ps(from + begin + i * LANES);
+      largest = _mm512_max_ps(largest, _mm512_abs_ps(value[i]));
+    }
+    const float most = _mm512_reduce_max_ps(largest);
+    scale[begin / I8::GROUP] = most / 127.0f;
+    const __m512 factor = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+    for (int i = 0; i < I8::GROUP / LANES; ++i) {
+      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(value[i], factor));
+      const __m512i shifted = _mm512_add_epi32(rounded, _mm512_set1_epi32(128));
+      _mm_storeu_si128((__m128i*)(to + begin + i * LANES), _mm512_cvtepi32_epi8(shifted));
+    }
+  }
+}
+
+}  // namespace orca
