@@ -51,6 +51,7 @@ class Backend(Protocol):
 
     caches: per layer (keys, values), block first, so that blocks can be copied without knowing what is inside.
     block_bytes: of one KV block over all layers. batch_invariant: a row's bits depend on nothing else in the step.
+    has_own_threads: it does not use those of torch.
     """
 
     caches: Caches
