@@ -1,9 +1,10 @@
 """Builders: any object of the system in one line from plain values."""
 
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import FinishReason, Sequence
-from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.step import StepPlan, StepResult, WorkerLimits
 
 

@@ -12,11 +12,12 @@ from services.common.pb.orca.v1 import worker_pb2
 from services.common.request import SamplingParams
 from services.scheduler.adapters.codec import plan_to_proto, result_from_proto
 from services.scheduler.core import invariants
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import FinishReason
 from services.scheduler.core.request import Sequence as CoreSequence
-from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.step import StepPlan, WorkerLimits
 from services.scheduler.engine import Assignment
 from services.worker.adapters.codec import plan_from_proto, result_to_proto

@@ -19,10 +19,11 @@ from services.common.settings import parse
 from services.scheduler.adapters.recorder import TraceRecorder
 from services.scheduler.adapters.redis_journal import RedisJournal
 from services.scheduler.adapters.workers import Workers
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import Slo
-from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine import Engine
 from services.scheduler.settings import SchedulerSettings
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.explain import Explain
 from services.scheduler.core.order import ORDER_POLICIES, Fair
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import FinishReason, Slo
 from services.scheduler.core.request import Sequence as CoreSequence
-from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.step import StepPlan, StepResult, WorkerLimits
 from services.simulator.costs import CostModel
 from services.simulator.fairness import FairnessMeter

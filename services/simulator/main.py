@@ -14,10 +14,10 @@ from rich.table import Table
 
 from services.common.errors import ConfigurationError
 from services.common.settings import parse
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.scheduler.core.request import Slo
-from services.scheduler.core.scheduler import SchedulerConfig
 from services.scheduler.core.step import WorkerLimits
 from services.simulator import costs, plots, trace
 from services.simulator.engine import Cluster

@@ -7,8 +7,9 @@ from functools import cache
 from services.common.request import SamplingParams
 from services.scheduler.adapters.codec import result_from_proto
 from services.scheduler.core import invariants
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.request import FinishReason, Sequence, Slo, Status
-from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.step import StepResult
 from services.worker.adapters.codec import result_to_proto
 from services.worker.core.plan import BatchRow, SequenceState

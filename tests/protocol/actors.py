@@ -14,9 +14,10 @@ from services.router.api.stream import Stream
 from services.router.core.document import Document
 from services.scheduler.adapters.redis_journal import RedisJournal
 from services.scheduler.adapters.workers import Session, WrongWorker
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.order import ORDER_POLICIES
 from services.scheduler.core.policies import BATCHING_POLICIES
-from services.scheduler.core.scheduler import Scheduler, SchedulerConfig
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine import Engine
 from services.worker.adapters.publisher import Publisher
 from services.worker.adapters.session import Identity, SessionServer

@@ -8,9 +8,9 @@ import pytest
 
 from services.scheduler.core import scheduler as core_module
 from services.scheduler.core.builder import StepBuilder
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.policies.orca import Orca
 from services.scheduler.core.request import Slo
-from services.scheduler.core.scheduler import SchedulerConfig
 from services.scheduler.core.step import Features, WorkerLimits
 from services.simulator import costs, engine, trace
 from services.simulator.engine import Cluster, Simulation

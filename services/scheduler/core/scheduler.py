@@ -9,6 +9,7 @@ from itertools import count
 from services.scheduler.core import moves, placement, trials
 from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.builder import StepBuilder
+from services.scheduler.core.config import Counters, SchedulerConfig
 from services.scheduler.core.explain import Explain, Reason
 from services.scheduler.core.order import OrderPolicy
 from services.scheduler.core.placement import Placement
@@ -25,40 +26,13 @@ class OutOfOrder(Exception):
     """A worker answered another plan than the oldest in flight."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """watermark: blocks held back at admission, as a share of the pool, so that decodes do not preempt at once;
-    headroom: and as blocks per running sequence, whichever is more. max_moves: per sequence.
-    first_id: where assignment ids begin, so that no other leader's are met again.
-    """
-
-    prefix_cache: bool = True
-    watermark: float = 0.01
-    headroom: int = 1
-    max_moves: int = 2
-    first_id: int = 1
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened so far."""
-
-    preemptions: int = 0
-    swaps: int = 0
-    moves: int = 0
-    hit_tokens: int = 0
-    recomputed_tokens: int = 0
-    trials: int = 0
-    displaced: int = 0  # preempted by a trial
-
-
 @dataclass(slots=True)
 class Scheduler:
     """Decides each worker's next step. Raises nothing on results of sequences that have ended meanwhile."""
 
     batching: BatchingPolicy
     order: OrderPolicy
-    config: SchedulerConfig = SchedulerConfig()
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
     explain: Explain | None = None
     workers: dict[str, WorkerState] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
@@ -105,7 +79,7 @@ class Scheduler:
         if worker is None:
             return []
         if crashed:
-            self.trials.accuse(self._suspects(worker))
+            self.trials.accuse(worker.suspects())
         self._interrupt_trial(worker)
         self._placement.left(worker)
         self._roomier.pop(name, None)
@@ -120,14 +94,6 @@ class Scheduler:
             self._begin_recovery(sequence)
         self._blocked = None
         return homeless
-
-    @staticmethod
-    def _suspects(worker: WorkerState) -> list[Sequence]:
-        """Who was in a step that has not come back."""
-        in_flight = (item for plan in worker.in_flight for item in plan.scheduled)
-        unfinished = (Status.RUNNING, Status.PREEMPTED)
-        still = (i.sequence for i in in_flight if i.sequence.sequence_id == i.sequence_id)
-        return list(dict.fromkeys(sequence for sequence in still if sequence.status in unfinished))
 
     def drain(self, name: str) -> None:
         """A worker shall run nothing any more: its sequences move, as `take_moving` says."""
@@ -180,7 +146,7 @@ class Scheduler:
             self.waiting.add(sequence)
             self._blocked = None
         elif (worker := self._tries(trial)) is not None:
-            self._bind_suspect(sequence, worker)
+            self._bind(sequence, worker)
         else:
             self._wake_for(trial)
 
@@ -394,15 +360,7 @@ class Scheduler:
         worker.trial = trial
         self.counters.trials += 1
         for sequence in trial.suspects:
-            self._bind_suspect(sequence, worker)
-
-    def _bind_suspect(self, sequence: Sequence, worker: WorkerState) -> None:
-        sequence.worker = worker.name
-        self.order.on_selected(sequence)
-        slots = self.batching.reserve(sequence, worker.limits)
-        worker.enqueue(sequence, blocks_for(slots, worker.limits.block_size))
-        self._placement.loads.changed(worker)
-        self.awake[worker.name] = None
+            self._bind(sequence, worker)
 
     def _tries(self, trial: Trial) -> WorkerState | None:
         """The worker that a trial runs on."""

@@ -57,6 +57,12 @@ class WorkerState:
         self._positions = 0  # of the decode set, less the clock's count for each member
         self._decodes: Decodes | None = None
 
+    def suspects(self) -> list[Sequence]:
+        """Who was in a step that has not come back."""
+        in_flight = (item for plan in self.in_flight for item in plan.scheduled)
+        still = (i.sequence for i in in_flight if i.sequence.sequence_id == i.sequence_id)
+        return list(dict.fromkeys(s for s in still if s.status in (Status.RUNNING, Status.PREEMPTED)))
+
     @property
     def takes_new(self) -> bool:
         """Waiting sequences may be placed here."""
