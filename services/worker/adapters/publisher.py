@@ -49,7 +49,7 @@ def _to_publish(item: Item) -> PublishItem:
 class Publisher:
     """Takes step outputs, publishes them, reports outcomes.
 
-    on_outcomes: what the scheduler must know. on_published: that many steps have left the backlog.
+    on_outcomes: what the scheduler must know. on_published: these steps have left the backlog.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Publisher:
         worker: str,
         book: PublishBook,
         on_outcomes: Callable[[list[Outcome]], None],
-        on_published: Callable[[int], None],
+        on_published: Callable[[list[StepOutput]], None],
     ) -> None:
         self._store = store
         self._worker = worker
@@ -81,7 +81,7 @@ class Publisher:
             for step in steps:
                 items += self._book.take(step)
             await self._publish(items)
-            self._on_published(len(steps))
+            self._on_published(steps)
             for _ in steps:
                 self._queue.task_done()
 
