@@ -77,6 +77,8 @@ def request_from_bytes(data: bytes) -> GenerateRequest:
 
 def details_from_bytes(payload: bytes) -> tuple[TokenDetail, ...]:
     """One detail per token of a journal item; none of an empty payload."""
+    if not payload:  # nearly always
+        return ()
     details = common_pb2.TokenDetails.FromString(payload)
     return tuple(TokenDetail(d.logprob, tuple((t.token_id, t.logprob) for t in d.top)) for d in details.tokens)
 

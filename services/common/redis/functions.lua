@@ -261,7 +261,8 @@ local function close(prefix, keys, request, completion)
   if well then redis.call('EXPIRE', key, v[2]) else redis.call('DEL', key) end
 end
 
-local function write_entry(prefix, keys, entry, is_last)
+-- inboxes: those written to are added.
+local function write_entry(prefix, keys, entry, is_last, inboxes)
   local state, journal = state_key(prefix, entry.request), journal_key(prefix, entry.request)
   local v = redis.call('HMGET', state, 'finished', 'choices', 'done', 'last', 'readers')
   local done, completion = is_last and v[1] == v[2] and not v[3], 0
@@ -276,28 +277,33 @@ local function write_entry(prefix, keys, entry, is_last)
     local inbox = prefix .. 'inbox:' .. router
     redis.call('XADD', inbox, 'MAXLEN', '~', INBOX_MAXLEN, '*',
       'r', entry.request, 'j', id, 'b', v[4], unpack(entry.fields))
-    redis.call('EXPIRE', inbox, INBOX_TTL_S)
+    inboxes[inbox] = true
   end
   if done then close(prefix, keys, entry.request, completion) end
 end
 
--- ARGV: worker, then per item: request, epoch, attempt, choice, index, ids (comma-separated), finish, payload, step
+-- epoch:attempt:choice:index:token ids:finish:step
+local PUBLISHED = '^(%d+):(%d+):(%d+):(%d+):([%d,]*):(%a*):(%d+)$'
+
+-- ARGV: worker, then per item: request, item (see PUBLISHED), payload
 -- Returns one answer per item: ok, same, differs, gap:<next>, stale, finished, gone.
 local function publish(keys, args)
   local prefix = prefix_of(keys)
   local answers, touched, cache = {}, {}, {}
-  for i = 2, #args, 9 do
+  for i = 2, #args, 3 do
+    local epoch, attempt, choice, index, ids, finish, step = string.match(args[i + 1], PUBLISHED)
     local item = {
-      request = args[i], epoch = args[i + 1], attempt = args[i + 2], choice = args[i + 3],
-      index = tonumber(args[i + 4]), ids = args[i + 5], finish = args[i + 6], payload = args[i + 7], step = args[i + 8],
+      request = args[i], epoch = epoch, attempt = attempt, choice = choice, index = tonumber(index), ids = ids,
+      finish = finish, payload = args[i + 2], step = step,
     }
     answers[#answers + 1] = answer(prefix, touched, cache, item, args[1])
   end
-  local last = {}
+  local last, inboxes = {}, {}
   for position, entry in ipairs(touched) do last[entry.request] = position end
   for position, entry in ipairs(touched) do
-    write_entry(prefix, keys, entry, last[entry.request] == position)
+    write_entry(prefix, keys, entry, last[entry.request] == position, inboxes)
   end
+  for inbox in pairs(inboxes) do redis.call('EXPIRE', inbox, INBOX_TTL_S) end
   return answers
 end
 

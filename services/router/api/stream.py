@@ -74,6 +74,12 @@ class Stream:
 
     async def next(self, patience_s: float) -> JournalEntry | None:
         """The next entry, or None after `patience_s` seconds of silence. Raises what `fail` was given."""
+        if not (self._entries or self.behind or self._error):
+            await self._wait(patience_s)
+        if self._entries:
+            return self._entries.popleft()
+        if not (self.behind or self._error):
+            return None
         try:
             async with asyncio.timeout(patience_s):
                 while not self._entries:
@@ -83,6 +89,15 @@ class Stream:
         except TimeoutError:
             return None
         return self._entries.popleft()
+
+    async def _wait(self, patience_s: float) -> None:
+        """Until there is news, or for so long. Every token comes this way: asyncio.timeout would cost more."""
+        self._news.clear()
+        timer = asyncio.get_running_loop().call_later(patience_s, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            timer.cancel()
 
     async def _more(self) -> None:
         if not self.behind:
