@@ -9,7 +9,7 @@ SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  in
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
-.PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-control-plane \
+.PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane \
         bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots \
         test-nightly clean
 
@@ -91,6 +91,9 @@ bench-setup: setup $(VLLM_VENV)/.ready build/models/.ready
 # Beside vLLM and llama.cpp, on the same weights and machine; half an hour, and nothing else may run.
 bench: bench-setup
 	@$(BIN)/python -m loadtest.peers $(ARGS)
+
+bench-stack: setup
+	@$(BIN)/python -m loadtest.stack $(ARGS)
 
 bench-control-plane: setup
 	@$(BIN)/python -m loadtest.control_plane $(ARGS)

@@ -14,6 +14,7 @@ from safetensors.torch import save_model
 from loadtest.peers.servers import BUILD, MODEL
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.settings import DEFAULT_MODEL
+from services.worker.model import paged
 from services.worker.model.loader import load_model
 
 SKIPPED = {"general.architecture", "general.file_type", "general.quantization_version"}
@@ -22,6 +23,7 @@ SKIPPED = {"general.architecture", "general.file_type", "general.quantization_ve
 def folder(files: ModelFiles, target: Path) -> None:
     """safetensors in bfloat16 with configuration and tokenizer."""
     target.mkdir(parents=True, exist_ok=True)
+    paged.register()
     model = load_model(files, torch.bfloat16, torch.device("cpu"))
     save_model(model, str(target / "model.safetensors"), metadata={"format": "pt"})
     config = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}

@@ -38,6 +38,8 @@ class UpSettings(AdmissionSettings, SchedulingSettings):
 
     model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
     dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
+    quantize: str = Field("none", pattern="^(none|int8)$", description="of the weights: none or int8")
+    kernels: str = Field("auto", pattern="^(auto|fast|reference)$", description="auto, fast or reference")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
     routers: int = Field(1, ge=1, le=16, description="number of routers; they share the port")
     schedulers: int = Field(1, ge=1, le=8, description="number of schedulers; one leads, the others stand by")
@@ -164,6 +166,8 @@ class System:
         return {
             "ORCA_MODEL": settings.model,
             "ORCA_DTYPE": settings.dtype,
+            "ORCA_QUANTIZE": settings.quantize,
+            "ORCA_KERNELS": settings.kernels,
             "ORCA_EXECUTOR": settings.executor,
             "ORCA_KV_BLOCKS": str(settings.kv_blocks),
             "ORCA_HOST_BLOCKS": str(settings.host_blocks),
