@@ -96,7 +96,7 @@ ORCA_INLINE void multiply(const uint32_t* a, ptrdiff_t lda, const uint8_t* weigh
 #pragma GCC unroll 4
     for (int z = 0; z < REGS; ++z) column[z] = _mm512_loadu_si512(weights + 64 * z);
 #pragma GCC unroll 4
-    for (int z = 0; z < REGS; ++z) _mm_prefetch((const char*)weights + 2048 + 64 * z, _MM_HINT_T0);
+    for (int z = 0; z < REGS; ++z) _mm_prefetch((const char*)weights + 2048 + 64 * z, _MM_HINT_NTA);
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
       const __m512i word = _mm512_set1_epi32((int)a[r * lda + k]);
