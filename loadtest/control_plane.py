@@ -40,7 +40,14 @@ class Stream:
 
 def _request(port: int, tokens: int) -> bytes:
     body = json.dumps(
-        {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+        {
+            "model": MODEL,
+            "prompt": [1, 2, 3],
+            "max_tokens": tokens,
+            "stream": True,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
     )
     return (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"

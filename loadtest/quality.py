@@ -33,11 +33,11 @@ def measure(name: str, texts: list[list[int]]) -> tuple[float, list[int]]:
     loss, best = 0.0, []
     for text in texts:
         span = SequenceSpan(0, LENGTH, LENGTH, list(range(LENGTH // BLOCK)))
-        logits = executor.backend.forward(FlatStep(text, [span], list(range(LENGTH))))
+        logits = executor.backend.forward(FlatStep(text, [span], list(range(LENGTH)), [None] * LENGTH))
         assert logits.values is not None
         log_probabilities = torch.log_softmax(logits.values[:-1], dim=-1)
         loss -= float(log_probabilities.gather(1, torch.tensor(text[1:]).unsqueeze(1)).mean())
-        best += logits.best
+        best += logits.chosen
     return math.exp(loss / len(texts)), best
 
 

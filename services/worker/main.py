@@ -33,6 +33,8 @@ from services.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+# The step loop's thread, between two steps, must not wait long for what the event loop's is at.
+SWITCH_S = 0.0002
 FAKE_BLOCKS = 4096
 DRAIN_S = 15.0
 GIVE_AWAY_S = 8.0
@@ -102,6 +104,7 @@ def observe(gauges: metrics.WorkerMetrics, step: StepOutput) -> None:
 
 async def serve(settings: WorkerSettings) -> None:
     """Run the worker until a signal; what was computed is published before it ends."""
+    sys.setswitchinterval(SWITCH_S)
     stop = process.Stop()
     process.on_signals(stop)
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)

@@ -9,7 +9,7 @@ import torch
 from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles
 from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled
-from services.worker.model.backend import FlatStep, Logits, SequenceSpan
+from services.worker.model.backend import Draw, FlatStep, Logits, SequenceSpan
 from services.worker.model.choose import make_backend
 from services.worker.model.sampler import SampleRow, sample
 
@@ -105,9 +105,10 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
         sampling = [_sample_row(row, ban) for row, ban in zip(rows, banned, strict=True) if row.samples]
-        more = [index for index, row in enumerate(sampling) if not row.takes_best]
-        logits = self._forward(rows, best_only=not more)
-        sampled = [Sampled(token if token >= 0 else None) for token in logits.best]
+        draws = [row.draw if self.backend.draws or row.greedy else None for row in sampling]
+        more = [index for index, draw in enumerate(draws) if draw is None]
+        logits = self._forward(rows, draws)
+        sampled = [Sampled(token if token >= 0 else None) for token in logits.chosen]
         if more:
             assert logits.values is not None
             chosen = sample(logits.values[more], [sampling[index] for index in more])
@@ -115,7 +116,7 @@ class TorchExecutor:
                 sampled[index] = one
         return sampled
 
-    def _forward(self, rows: list[BatchRow], best_only: bool) -> Logits:
+    def _forward(self, rows: list[BatchRow], draws: list[Draw | None]) -> Logits:
         """Of the rows that sample."""
         tokens: list[int] = []
         spans: list[SequenceSpan] = []
@@ -126,7 +127,7 @@ class TorchExecutor:
             tokens += sequence.tokens[row.start : end]
             if row.samples:
                 wanted.append(len(tokens) - 1)
-        logits = self.backend.forward(FlatStep(tokens, spans, wanted, best_only))
+        logits = self.backend.forward(FlatStep(tokens, spans, wanted, draws))
         self.num_model_calls += 1
         self.num_rows += len(tokens)
         return logits

@@ -23,26 +23,36 @@ class SequenceSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """How to choose a token of a row that needs nothing but this. temperature: 0 takes the most likely."""
+
+    temperature: float
+    uniform: float
+
+
+@dataclass(frozen=True, slots=True)
 class FlatStep:
     """All scheduled tokens of a step, one sequence after the other.
 
-    tokens: [rows]. wanted: rows whose logits are sampled from. best_only: nobody looks at more than the largest.
+    tokens: [rows]. wanted: rows whose logits are sampled from. draws: for each of them; None where more is looked at
+    than a draw does.
     """
 
     tokens: list[int]
     spans: list[SequenceSpan]
     wanted: list[int]
-    best_only: bool = False
+    draws: list[Draw | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Of the wanted rows. best: the token of the largest, the first of equals; -1 where they are not all numbers.
+    """Of the wanted rows. chosen: the token drawn, or else the most likely, the first of equals; -1 where the logits
+    are not all numbers.
 
-    values: [wanted, vocabulary] float32; there may be none if only the best were asked for.
+    values: [wanted, vocabulary] float32; there may be none if all are drawn.
     """
 
-    best: list[int]
+    chosen: list[int]
     values: torch.Tensor | None
 
 
@@ -51,13 +61,14 @@ class Backend(Protocol):
 
     caches: per layer (keys, values), block first, so that blocks can be copied without knowing what is inside.
     block_bytes: of one KV block over all layers. batch_invariant: a row's bits depend on nothing else in the step.
-    has_own_threads: it does not use those of torch.
+    has_own_threads: it does not use those of torch. draws: it can do so at any temperature, not only at 0.
     """
 
     caches: Caches
     block_bytes: int
     batch_invariant: bool
     has_own_threads: bool
+    draws: bool
 
     def allocate(self, num_blocks: int) -> None:
         """Make the cache. Called once, before the first step."""

@@ -24,6 +24,7 @@ class ReferenceBackend:
     """
 
     has_own_threads = False
+    draws = False
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, block_size: int) -> None:
         config: Any = model.config
@@ -95,9 +96,11 @@ class ReferenceBackend:
         length = min(6, self._block_size)
         tokens = [(i * 7919) % self._vocab_size for i in range(length)]
         for position in range(length):
-            alone = self.forward(FlatStep([tokens[position]], [SequenceSpan(0, 1, position + 1, [0])], [0]))
+            alone = self.forward(FlatStep([tokens[position]], [SequenceSpan(0, 1, position + 1, [0])], [0], [None]))
         spans = [SequenceSpan(0, length, length, [1]), SequenceSpan(length, length, length, [0])]
-        together = self.forward(FlatStep([*reversed(tokens), *tokens], spans, [length - 1, 2 * length - 1]))
+        together = self.forward(
+            FlatStep([*reversed(tokens), *tokens], spans, [length - 1, 2 * length - 1], [None, None])
+        )
         assert alone.values is not None
         assert together.values is not None
         return torch.equal(alone.values[0], together.values[1])

@@ -11,9 +11,11 @@ import torch
 
 from services.common.request import SamplingParams
 from services.worker.core.plan import Sampled, TokenLogprobs
+from services.worker.model.backend import Draw
 
 GREEDY_BELOW = 1e-3
 FIRST_CANDIDATES = 64
+SPAN = 256
 _MASK = (1 << 64) - 1
 
 
@@ -37,11 +39,19 @@ class SampleRow:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def takes_best(self) -> bool:
-        """Nothing is asked of its logits but which is the largest."""
+    def draw(self) -> Draw | None:
+        """The whole of it, if nothing is asked of the logits but a token at a temperature."""
         params = self.params
         changed = params.logit_bias or params.presence_penalty or params.frequency_penalty or self.banned
-        return self.greedy and params.logprobs is None and params.repetition_penalty == 1.0 and not changed
+        if changed or params.logprobs is not None or params.repetition_penalty != 1.0:
+            return None
+        if self.greedy:
+            return Draw(0.0, 0.0)
+        return None if _is_filtered(params) else Draw(params.temperature, self.uniform)
+
+    @property
+    def uniform(self) -> float:
+        return uniform(self.params.seed, self.prompt_index, self.choice, self.num_output)
 
 
 def _mix(x: int) -> int:
@@ -103,18 +113,32 @@ def _draw(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
     device = logits.device
     temperature = torch.tensor([row.params.temperature for row in rows], device=device, dtype=logits.dtype)
     scaled = logits / temperature.unsqueeze(1)
-    draws = [uniform(row.params.seed, row.prompt_index, row.choice, row.num_output) for row in rows]
+    draws = [row.uniform for row in rows]
     u = torch.tensor(draws, device=device, dtype=torch.float64)
     out = torch.empty(len(rows), dtype=torch.long, device=device)
     filtered = [_is_filtered(row.params) for row in rows]
     plain = [index for index, flag in enumerate(filtered) if not flag]
     if plain:
-        cdf = torch.softmax(scaled[plain], dim=-1).double().cumsum(dim=-1)
-        out[plain] = _invert(cdf, cdf[:, -1], u[plain])
+        out[plain] = _draw_plain(torch.softmax(scaled[plain], dim=-1), u[plain])
     chosen = [index for index, flag in enumerate(filtered) if flag]
     if chosen:
         out[chosen] = _draw_filtered(scaled[chosen], [rows[index].params for index in chosen], u[chosen])
     return out
+
+
+def _draw_plain(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Inverse CDF in two levels: which span of the vocabulary, then which token of it. Sums in float64."""
+    vocabulary = probabilities.shape[1]
+    spans = torch.nn.functional.pad(probabilities, (0, -vocabulary % SPAN)).unflatten(1, (-1, SPAN))  # type: ignore[no-untyped-call]
+    ends = spans.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target = (u * ends[:, -1]).unsqueeze(1)
+    span = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)
+    before = torch.where(span > 0, ends.gather(1, (span - 1).clamp(min=0)), 0.0)
+    chosen = spans[torch.arange(len(spans), device=spans.device), span.squeeze(1)].double().cumsum(dim=-1)
+    within = torch.searchsorted(chosen, target - before, right=True).squeeze(1)
+    # Rounding may leave the target at the span's very end: its last token that can be.
+    last = SPAN - 1 - (chosen.diff(dim=-1, prepend=torch.zeros_like(chosen[:, :1])) > 0).flip(1).int().argmax(dim=-1)
+    return (span.squeeze(1) * SPAN + torch.minimum(within, last)).clamp(max=vocabulary - 1)
 
 
 def _is_filtered(params: SamplingParams) -> bool:

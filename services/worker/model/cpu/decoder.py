@@ -72,8 +72,7 @@ class _Step(Structure):
         ("tables", c_void_p),
         ("wanted", c_void_p),
         ("num_wanted", c_int64),
-        ("logits", c_void_p),
-        ("best", c_void_p),
+        *((name, c_void_p) for name in ("logits", "sharpness", "uniform", "chosen")),
     ]
 
 
@@ -86,6 +85,7 @@ class CpuDecoder:
 
     batch_invariant = True
     has_own_threads = True
+    draws = True
 
     def __init__(self, model: Any, weights: str, block_size: int, max_model_len: int, threads: int) -> None:
         check(model, weights, block_size)
@@ -197,8 +197,12 @@ class CpuDecoder:
         for span in step.spans:
             spans.extend((span.start, span.length, span.context, len(tables)))
             tables.extend(span.block_table)
-        best = array("i", wanted)
-        logits = None if step.best_only else torch.empty((len(wanted), self._model.head.columns))
+        chosen = array("i", wanted)
+        draws = [draw for draw in step.draws if draw is not None]
+        drawn = any(draw.temperature > 0 for draw in draws)
+        sharpness = array("f", (1 / draw.temperature if draw and draw.temperature else 0.0 for draw in step.draws))
+        uniform = array("d", (draw.uniform if draw else 0.0 for draw in step.draws))
+        logits = None if len(draws) == len(wanted) else torch.empty((len(wanted), self._model.head.columns))
         arguments = _Step(
             tokens=tokens.buffer_info()[0],
             rows=len(tokens),
@@ -208,10 +212,12 @@ class CpuDecoder:
             wanted=wanted.buffer_info()[0],
             num_wanted=len(wanted),
             logits=None if logits is None else logits.data_ptr(),
-            best=best.buffer_info()[0],
+            sharpness=sharpness.buffer_info()[0] if drawn else None,
+            uniform=uniform.buffer_info()[0],
+            chosen=chosen.buffer_info()[0],
         )
         self._library.orca_decoder_step(self._decoder, byref(arguments))  # without the interpreter's lock
-        return Logits(best.tolist(), None if logits is None else logits[:, : self._vocab_size])
+        return Logits(chosen.tolist(), None if logits is None else logits[:, : self._vocab_size])
 
     def products(self, rows: int, wanted: int) -> None:
         """Only the matrix products of such a step, on nothing in particular: what a step's time is measured against."""
