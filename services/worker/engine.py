@@ -49,6 +49,7 @@ class StepLoop(threading.Thread):
         self._kept: dict[int, StepOutput] = {}
         self._keep_results = keep_results
         self._last_end_ns = 0
+        self._output: StepOutput | None = None  # of the step that has ended, not yet handed on
         # Plans of an older session than this are not run: their scheduler has gone, or starts anew.
         self.session = 0
         self.paused = False
@@ -90,34 +91,47 @@ class StepLoop(threading.Thread):
         try:
             while (item := self._inbox.get()) is not None:
                 self.take(item)
+            self._hand_on()
         except Exception as error:  # noqa: BLE001 - handed on: the process must not live on without its loop
             self._on_failure(error)
 
     def take(self, item: Plan | Callable[[], None]) -> None:
         """Run a plan of the current session, or answer a question."""
         if not isinstance(item, Plan):
+            self._hand_on()
             item()
         elif item.session == self.session and item.session != self._failed_session:
             self._run_plan(item)
+        if self._inbox.empty():
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Emit what the last step came to. With a next plan at hand this is done as that one's step begins: the event
+        loop's thread then works while the model does, and not against this one for the interpreter between two."""
+        output, self._output = self._output, None
+        if output is not None:
+            self._emit(output)
 
     def _run_plan(self, plan: Plan) -> None:
         kept = self._kept.get(plan.number)
         if kept is not None and not plan.full and kept.plan.epoch == plan.epoch:
+            self._hand_on()
             self._emit(replace(kept, repeated=True))
             return
         if plan.full:
             self._kept.clear()
         if not self._backlog.acquire(blocking=False):
+            self._hand_on()
             self.paused = True
             self._backlog.acquire()
             self.paused = False
-        failpoint("step.before")
         output = self._step(plan)
         failpoint("step.after")
         self.last_plan = plan.number
         self._kept[plan.number] = output
         self._kept.pop(plan.number - self._keep_results, None)
-        self._emit(output)
+        self._hand_on()  # of a step before, if this one had no rows
+        self._output = output
 
     def _step(self, plan: Plan) -> StepOutput:
         started = time.monotonic_ns()
@@ -129,6 +143,8 @@ class StepLoop(threading.Thread):
             self.executor.copy(step.copies)
             if not rows:
                 return StepOutput(plan, (), started, started, 0, 0)
+            self._hand_on()
+            failpoint("step.before")
             sampled = self.executor.execute(rows, banned)
             finished = time.monotonic_ns()
             idle = started - self._last_end_ns if self._last_end_ns else 0

@@ -24,10 +24,14 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to choose a token of a row that needs nothing but this. temperature: 0 takes the most likely."""
+    """How to choose a token of a row that needs nothing but this. temperature: 0 takes the most likely. uniform: in
+    [0, 1), what is drawn by. top_k: 0 is all."""
 
     temperature: float
-    uniform: float
+    uniform: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ class SampleRow:
         if changed or params.logprobs is not None or params.repetition_penalty != 1.0:
             return None
         if self.greedy:
-            return Draw(0.0, 0.0)
-        return None if _is_filtered(params) else Draw(params.temperature, self.uniform)
+            return Draw(0.0)
+        return Draw(params.temperature, self.uniform, params.top_k, params.top_p, params.min_p)
 
     @property
     def uniform(self) -> float:

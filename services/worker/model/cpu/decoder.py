@@ -4,13 +4,14 @@ import ctypes
 import math
 import mmap
 from array import array
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import nn
 
-from services.worker.model.backend import Caches, FlatStep, Logits, Unavailable
+from services.worker.model.backend import Caches, Draw, FlatStep, Logits, Unavailable
 from services.worker.model.cpu.build import load_kernels
 
 PANEL = 32  # outputs in a panel of packed weights
@@ -63,6 +64,14 @@ class _Model(Structure):
     ]
 
 
+class _Draw(Structure):
+    _fields_ = [
+        ("uniform", c_double),
+        *((name, c_float) for name in ("sharpness", "top_p", "min_p")),
+        ("top_k", c_int32),
+    ]
+
+
 class _Step(Structure):
     _fields_ = [
         ("tokens", c_void_p),
@@ -72,7 +81,7 @@ class _Step(Structure):
         ("tables", c_void_p),
         ("wanted", c_void_p),
         ("num_wanted", c_int64),
-        *((name, c_void_p) for name in ("logits", "sharpness", "uniform", "chosen")),
+        *((name, c_void_p) for name in ("logits", "draws", "chosen")),
     ]
 
 
@@ -88,6 +97,7 @@ class CpuDecoder:
     draws = True
 
     def __init__(self, model: Any, weights: str, block_size: int, max_model_len: int, threads: int) -> None:
+        self._decoder: Any = None
         check(model, weights, block_size)
         self._library = _declared(load_kernels())
         self._threads = threads
@@ -103,7 +113,6 @@ class CpuDecoder:
         self._cache_shape = (kv_heads, head_dim * block_size)
         self.block_bytes = 2 * len(self._layers) * kv_heads * head_dim * block_size * self._kv_dtype.itemsize
         self._model = self._describe(model, block_size, head_dim, max_model_len)
-        self._decoder: Any = None
 
     # -- weights
 
@@ -166,7 +175,7 @@ class CpuDecoder:
         if bias is not None:
             bias = nn.functional.pad(bias, (0, -columns % PANEL))
         return _Linear(
-            weights=self._keep(_in_huge_pages(packed)),
+            weights=self._keep(_huge_zeros(packed.shape, packed.dtype).copy_(packed)),
             bias=self._keep(bias),
             columns=weight.shape[0],
             inner=weight.shape[1],
@@ -186,7 +195,7 @@ class CpuDecoder:
     def allocate(self, num_blocks: int) -> None:
         shape = (num_blocks, *self._cache_shape)
         for layer in self._layers:
-            keys, values = torch.zeros(shape, dtype=self._kv_dtype), torch.zeros(shape, dtype=self._kv_dtype)
+            keys, values = _huge_zeros(shape, self._kv_dtype), _huge_zeros(shape, self._kv_dtype)
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
             self.caches.append((keys, values))
         self._decoder = self._library.orca_decoder_new(byref(self._model), self._threads)
@@ -198,11 +207,9 @@ class CpuDecoder:
             spans.extend((span.start, span.length, span.context, len(tables)))
             tables.extend(span.block_table)
         chosen = array("i", wanted)
-        draws = [draw for draw in step.draws if draw is not None]
-        drawn = any(draw.temperature > 0 for draw in draws)
-        sharpness = array("f", (1 / draw.temperature if draw and draw.temperature else 0.0 for draw in step.draws))
-        uniform = array("d", (draw.uniform if draw else 0.0 for draw in step.draws))
-        logits = None if len(draws) == len(wanted) else torch.empty((len(wanted), self._model.head.columns))
+        drawn = any(draw is not None and draw.temperature for draw in step.draws)
+        draws = (_Draw * len(wanted))(*map(_described, step.draws)) if drawn else None
+        logits = torch.empty((len(wanted), self._model.head.columns)) if None in step.draws else None
         arguments = _Step(
             tokens=tokens.buffer_info()[0],
             rows=len(tokens),
@@ -212,8 +219,7 @@ class CpuDecoder:
             wanted=wanted.buffer_info()[0],
             num_wanted=len(wanted),
             logits=None if logits is None else logits.data_ptr(),
-            sharpness=sharpness.buffer_info()[0] if drawn else None,
-            uniform=uniform.buffer_info()[0],
+            draws=None if draws is None else ctypes.addressof(draws),
             chosen=chosen.buffer_info()[0],
         )
         self._library.orca_decoder_step(self._decoder, byref(arguments))  # without the interpreter's lock
@@ -223,16 +229,25 @@ class CpuDecoder:
         """Only the matrix products of such a step, on nothing in particular: what a step's time is measured against."""
         self._library.orca_decoder_products(self._decoder, rows, wanted)
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
-        """End the threads."""
+        """End the threads. Idempotent."""
         if self._decoder is not None:
             self._library.orca_decoder_delete(self._decoder)
             self._decoder = None
 
 
+def _described(draw: Draw | None) -> _Draw:
+    if draw is None or not draw.temperature:
+        return _Draw()
+    return _Draw(draw.uniform, 1 / draw.temperature, draw.top_p, draw.min_p, draw.top_k)
+
+
 def check(model: Any, weights: str, block_size: int) -> None:
     """Raises Unavailable if the kernels cannot run this model as it is."""
-    if weights == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+    if weights != "float32" and not torch.cpu._is_avx512_bf16_supported():
         raise Unavailable("this CPU does not multiply bfloat16")
     if weights == "int8" and not torch.cpu._is_vnni_supported():
         raise Unavailable("this CPU does not multiply int8 (VNNI)")
@@ -281,14 +296,14 @@ def _quantised(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.view(torch.uint8).flatten(2) for part in parts], dim=-1)
 
 
-def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy where reading it through takes few address translations."""
-    size = tensor.numel() * tensor.element_size()
-    memory = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE)
+def _huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Where reading it through takes few address translations; memory is taken as it is touched."""
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    memory = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
-    return copy.copy_(tensor)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
 
 
 def _rotary_table(model: Any, positions: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "attention.h"
+#include "draw.h"
 
 using namespace orca;
 
@@ -40,8 +41,7 @@ struct OrcaStep {
   const int32_t* wanted;  // [num_wanted] rows whose logits are wanted
   int64_t num_wanted;
   float* logits;          // [num_wanted, head.columns], or null
-  const float* sharpness; // [num_wanted] 1 / temperature; 0 takes the largest. Null if all do.
-  const double* uniform;  // [num_wanted] in [0, 1): what is drawn by
+  const Draw* draws;      // [num_wanted], or null if all take the largest
   int32_t* chosen;        // [num_wanted] tokens; -1 where the logits are not all numbers
 };
 }
@@ -83,44 +83,6 @@ struct Best {
     if (_mm512_mask_cmp_ps_mask(valid, logits, logits, _CMP_UNORD_Q)) numbers = 0;
   }
 };
-
-// Powers of e of 16 logits, less the largest, by the temperature.
-ORCA_INLINE __m512 weigh(const float* logits, __mmask16 valid, float most, float power) {
-  const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(logits), _mm512_set1_ps(most)), _mm512_set1_ps(power));
-  return _mm512_maskz_mov_ps(valid, exp2_512<F32>(_mm512_max_ps(x, _mm512_set1_ps(-150.0f))));
-}
-
-// A token by inverse CDF in two levels: which span of the vocabulary, then which token of it. Sums in float64.
-int32_t draw(const float* logits, long vocabulary, float most, float sharpness, double uniform) {
-  constexpr long SPAN = 256;
-  const float power = sharpness * 1.44269504f;
-  const auto valid = [&](long i) { return (__mmask16)(i + LANES <= vocabulary ? 0xffff : (1u << (vocabulary - i)) - 1); };
-  std::vector<double> sums;
-  sums.reserve(vocabulary / SPAN + 1);
-  double total = 0;
-  for (long begin = 0; begin < vocabulary; begin += SPAN) {
-    __m512 sum = _mm512_setzero_ps();
-    for (long i = begin; i < std::min(vocabulary, begin + SPAN); i += LANES)
-      sum = _mm512_add_ps(sum, weigh(logits + i, valid(i), most, power));
-    sums.push_back(_mm512_reduce_add_ps(sum));
-    total += sums.back();
-  }
-  double left = uniform * total;
-  size_t span = 0;
-  while (span + 1 < sums.size() && left >= sums[span]) left -= sums[span++];
-  const long begin = span * SPAN, end = std::min(vocabulary, begin + SPAN);
-  long last = begin;  // rounding may leave something at the span's very end: its last token that can be
-  for (long i = begin; i < end; i += LANES) {
-    alignas(64) float weights[LANES];
-    _mm512_store_ps(weights, weigh(logits + i, valid(i), most, power));
-    for (long j = 0; j < LANES && i + j < end; ++j) {
-      if (weights[j] > 0) last = i + j;
-      if (left < weights[j]) return (int32_t)(i + j);
-      left -= weights[j];
-    }
-  }
-  return (int32_t)last;
-}
 
 template <class T>
 ORCA_INLINE void convert(const float* from, typename T::Elem* to, long count) {
@@ -205,7 +167,7 @@ class DecoderOf final : public Decoder {
 
   // What all threads read: pieces of 16 positions to be written, tiles to be attended, longest first.
   void plan(const OrcaStep& s) {
-    reserve(s.rows, s.num_wanted, s.sharpness != nullptr);
+    reserve(s.rows, s.num_wanted, s.draws != nullptr);
     pieces.clear();
     tiles.clear();
     for (long i = 0; i < s.num_wanted * team.size(); ++i) best[i].clear();
@@ -376,7 +338,7 @@ class DecoderOf final : public Decoder {
   void logits(Team::Member& member, const OrcaStep& s) {
     member.each(s.num_wanted, [&](long i) { prepare(member, &x[s.wanted[i] * m.hidden], m.final_norm, i); });
     Best* own = &best[member.index * s.num_wanted];
-    float* const kept = s.logits ? s.logits : s.sharpness ? held.data() : nullptr;
+    float* const kept = s.logits ? s.logits : s.draws ? held.data() : nullptr;
     apply<W>(member, m.head, input(m.hidden), s.num_wanted, [&](long row, long panel, __m512 a, __m512 b) {
       const long first = panel * PANEL, left = m.vocabulary - first;
       const uint32_t valid = left >= PANEL ? ~0u : (1u << left) - 1;
@@ -390,8 +352,8 @@ class DecoderOf final : public Decoder {
     member.each(s.num_wanted, [&](long row) {
       float most = -INFINITY;
       s.chosen[row] = best_of(row, s.num_wanted, most);
-      if (s.sharpness && s.sharpness[row] > 0 && s.chosen[row] >= 0)
-        s.chosen[row] = draw(kept + row * m.head.columns, m.vocabulary, most, s.sharpness[row], s.uniform[row]);
+      if (s.draws && s.draws[row].sharpness > 0 && s.chosen[row] >= 0)
+        s.chosen[row] = draw_token(kept + row * m.head.columns, m.vocabulary, most, s.draws[row]);
     });
   }
 
