@@ -7,7 +7,8 @@ import pytest
 from services.common.request import SamplingParams
 from services.scheduler.core.policies import BATCHING_POLICIES
 from services.worker.core.input_batch import InputBatch, PlanError
-from services.worker.core.plan import NewSequence, Plan
+from services.worker.core.plan import BatchRow, NewSequence, Plan, Sampled, StepOutput
+from services.worker.engine import StepLoop
 from services.worker.executor.fake import FakeExecutor
 from tests.harness import LocalSystem
 
@@ -83,3 +84,31 @@ def test_a_full_plan_forgets_everything_and_releases_are_idempotent() -> None:
     batch.apply(Plan(3, 1, add=(new(2),)))
     batch.apply(Plan(1, 2, full=True))
     assert not batch.sequences
+
+
+def test_a_result_is_handed_on_as_the_next_step_begins_and_none_is_kept_back() -> None:
+    """With a plan at hand its step has begun; without one, and at the end, at once."""
+    events: list[str] = []
+
+    class Executor(FakeExecutor):
+        def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
+            events.append(f"step {len(events)}")
+            return super().execute(rows, banned)
+
+    def emit(output: StepOutput) -> None:
+        events.append(f"result of {output.plan.number}")
+        loop.published([output])
+        if output.plan.number == 2:
+            loop.stop()
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    executor = Executor(64, 4, 1000)
+    loop = StepLoop(executor, InputBatch(64, 4, ()), emit, fail, keep_results=2)
+    loop.session = 1
+    first = Plan(1, 1, full=True, add=(new(),), blocks=((1, (0, 1)),), chunks=((1, 3),), session=1)
+    for plan in (first, Plan(2, 1, session=1), Plan(3, 1, session=1)):
+        assert loop.submit(plan)
+    loop.run()  # here, not on its thread
+    assert events == ["step 0", "result of 1", "step 2", "result of 2", "step 4", "result of 3"]
