@@ -4,7 +4,6 @@ import ctypes
 import math
 import mmap
 from array import array
-from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -175,7 +174,7 @@ class CpuDecoder:
         if bias is not None:
             bias = nn.functional.pad(bias, (0, -columns % PANEL))
         return _Linear(
-            weights=self._keep(_huge_zeros(packed.shape, packed.dtype).copy_(packed)),
+            weights=self._keep(_in_huge_pages(packed)),
             bias=self._keep(bias),
             columns=weight.shape[0],
             inner=weight.shape[1],
@@ -195,7 +194,8 @@ class CpuDecoder:
     def allocate(self, num_blocks: int) -> None:
         shape = (num_blocks, *self._cache_shape)
         for layer in self._layers:
-            keys, values = _huge_zeros(shape, self._kv_dtype), _huge_zeros(shape, self._kv_dtype)
+            # Not in huge pages: a layer's keys and values would lie alike in them, and a step took 15 % longer.
+            keys, values = torch.zeros(shape, dtype=self._kv_dtype), torch.zeros(shape, dtype=self._kv_dtype)
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
             self.caches.append((keys, values))
         self._decoder = self._library.orca_decoder_new(byref(self._model), self._threads)
@@ -296,14 +296,15 @@ def _quantised(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.view(torch.uint8).flatten(2) for part in parts], dim=-1)
 
 
-def _huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Where reading it through takes few address translations; memory is taken as it is touched."""
-    count = math.prod(shape)
-    size = count * dtype.itemsize
-    memory = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy where reading it through takes few address translations."""
+    size = tensor.numel() * tensor.element_size()
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, has no huge pages
+    memory = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
+    return copy.copy_(tensor)
 
 
 def _rotary_table(model: Any, positions: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
