@@ -153,9 +153,6 @@ def main() -> None:
                 measure(up, 8, step_ms)  # warm
                 for case in (case for case in CASES if case[1] == step_ms):
                     rounds[case].append(measure(up, *case))
-    print(
-        "                              ms: gap         publish deliver   idle  idle   redis  calls   CPU us per token"
-    )
     print("                             ms: gap         publish deliver   idle  idle   redis  calls   CPU us per token")
     print("                                              p99     p99     p50   p99  /step   /tok")
     print(

@@ -9,16 +9,14 @@ from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.text.tokenizer import TextEncoder
 from services.router.core.chat import ChatEncoder
 from services.worker.executor.torch_executor import TorchExecutor
-from services.worker.model.backend import Unavailable
-from services.worker.model.cpu.build import load_kernels
+from services.worker.model.cpu.build import find_compiler
 from tests.golden.prompts import CHAT, RAW
 
 
 def why_no_fast_kernels() -> str:
-    try:
-        load_kernels()
-    except Unavailable as reason:
-        return str(reason)
+    """Only what a machine lacks: kernels that do not compile where they could fail the tests. CI has a compiler."""
+    if find_compiler() is None and not os.environ.get("CI"):
+        return "there is no C++ compiler"
     return "" if torch.cpu._is_avx512_bf16_supported() else "this CPU does not multiply bfloat16"
 
 

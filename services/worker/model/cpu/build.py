@@ -33,8 +33,13 @@ def load_kernels() -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def find_compiler() -> str | None:
+    """What CXX names, else g++ or clang++; None if there is none."""
+    return shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+
+
 def _compile(library: Path) -> None:
-    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    compiler = find_compiler()
     if compiler is None:
         raise Unavailable("there is no C++ compiler")
     library.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ class _Step(Structure):
 class CpuDecoder:
     """A Llama-shaped decoder on AVX-512. Each output is one chain of sums, so it is batch-invariant in every format.
 
-    weights: float32, bfloat16 or int8 (W8A8: weights scaled per output, activations per token, KV in bfloat16).
+    weights: float32, bfloat16 or int8 (W8A8, a scale per 64 inner elements on both sides; KV in bfloat16).
     Takes over the weights of `model`, which is of no use afterwards. Raises Unavailable.
     """
 
