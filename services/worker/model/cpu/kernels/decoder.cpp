@@ -107,7 +107,7 @@ class DecoderOf final : public Decoder {
   static constexpr bool QUANTISED = std::is_same_v<W, I8>;
 
  public:
-  DecoderOf(const OrcaModel& model, int threads) : Decoder(model, threads), scratch(threads), row_of(threads) {}
+  DecoderOf(const OrcaModel& model, int threads) : Decoder(model, threads), ahead(threads), scratch(threads), row_of(threads) {}
   ~DecoderOf() override { team.begin(0); }
 
   void step(const OrcaStep& s) override {
@@ -115,7 +115,7 @@ class DecoderOf final : public Decoder {
     plan(s);
     team.run([this, s](Team::Member& member) {
       embed(member, s);
-      for (long i = 0; i < m.num_layers; ++i) layer(member, s, m.layers[i]);
+      for (long i = 0; i < m.num_layers; ++i) layer(member, s, i);
       logits(member, s);
     });
   }
@@ -125,6 +125,8 @@ class DecoderOf final : public Decoder {
     team.begin(m.num_layers * PHASES + PHASES);
     reserve(rows, wanted);
     team.run([this, rows, wanted](Team::Member& member) {
+      Ahead& own = ahead[member.index];
+      own.clear();
       alignas(64) float sink[PANEL];
       const auto drop = [&](long, long, __m512 a, __m512 b) {
         _mm512_store_ps(sink, a);
@@ -134,10 +136,10 @@ class DecoderOf final : public Decoder {
       for (long i = 0; i < m.num_layers; ++i) {
         const OrcaLayer& l = m.layers[i];
         for (const Linear* linear : {&l.qkv, &l.output, &l.gate_up, &l.down}) {
-          apply<W>(member, *linear, input(linear->inner), rows, drop);
+          apply<W>(member, *linear, input(linear->inner), rows, own, drop);
         }
       }
-      apply<W>(member, m.head, input(m.hidden), wanted, drop);
+      apply<W>(member, m.head, input(m.hidden), wanted, own, drop);
     });
   }
 
@@ -192,7 +194,34 @@ class DecoderOf final : public Decoder {
     std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
       return (long)a.groups * a.count > (long)b.groups * b.count;
     });
+    plan_ahead(s);
     for (auto& one : scratch) one.reserve((longest + LANES - 1) / LANES * LANES, m.head_dim);
+  }
+
+  // What attention reads of a layer, in the order in which it does, in pieces for Ahead; and how many of them are due
+  // with each of the products' pieces.
+  void plan_ahead(const OrcaStep& s) {
+    constexpr size_t piece = 64 * AHEAD_LINES;
+    const Cache<A> cache{nullptr, nullptr, m.kv_heads, m.head_dim, m.block_size};
+    const size_t size = m.head_dim * LANES * sizeof(typename A::Elem);
+    to_come.clear();
+    for (const Tile& tile : tiles) {
+      if (tile.first > 0) continue;  // the sequence's first tile fetches for all
+      const int32_t* table = s.tables + s.spans[tile.span].table;
+      for (long g = 0; g < tile.groups; ++g) {
+        const size_t begin = cache.group(table, g * LANES, tile.head) * sizeof(typename A::Elem);
+        for (size_t at = 0; at < size; at += piece) to_come.push_back(begin + at);
+      }
+    }
+    const long chunks = chunks_of(s.rows), rows = (s.rows + chunks - 1) / chunks;
+    const long blocks = (rows + most_rows<W>() - 1) / most_rows<W>();
+    long calls = 0;
+    const OrcaLayer& l = m.layers[0];
+    for (const Linear* linear : {&l.qkv, &l.output, &l.gate_up, &l.down})
+      calls += linear->columns / PANEL * (linear->inner / W::STEP / AHEAD_LINES);
+    calls *= chunks * std::min(blocks - 1, BLOCKS_AHEAD);
+    if (calls == 0) to_come.clear();
+    rate = std::clamp(1.2f * 2 * (float)to_come.size() / (float)calls, 0.25f, 1.0f);
   }
 
   void embed(Team::Member& member, const OrcaStep& s) {
@@ -202,11 +231,14 @@ class DecoderOf final : public Decoder {
     });
   }
 
-  void layer(Team::Member& member, const OrcaStep& s, const OrcaLayer& l) {
+  void layer(Team::Member& member, const OrcaStep& s, long index) {
+    const OrcaLayer& l = m.layers[index];
     const long hidden = m.hidden;
+    Ahead& own = ahead[member.index];
+    if (index == 0) own.clear();
     normalise(member, s.rows, l.attention_norm);
     const long width = l.qkv.columns;
-    apply<W>(member, l.qkv, input(hidden), s.rows, [&](long row, long panel, __m512 a, __m512 b) {
+    apply<W>(member, l.qkv, input(hidden), s.rows, own, [&](long row, long panel, __m512 a, __m512 b) {
       float* to = &projected[row * width + panel * PANEL];
       _mm512_storeu_ps(to, a);
       _mm512_storeu_ps(to + LANES, b);
@@ -214,18 +246,19 @@ class DecoderOf final : public Decoder {
     const Cache<A> cache{(typename A::Elem*)l.keys, (typename A::Elem*)l.values, m.kv_heads, m.head_dim, m.block_size};
     member.each(pieces.size(), [&](long i) { rotate_and_remember(s, l, cache, pieces[i]); });
     member.each(tiles.size(), [&](long i) { attend_tile(s, cache, tiles[i], scratch[member.index]); });
+    if (index + 1 < m.num_layers) own.aim((&l)[1].keys, (&l)[1].values, to_come, member.index, team.size(), rate);
     narrow(member, s.rows, query_size());
     const auto add = [&](long row, long panel, __m512 a, __m512 b) {
       float* to = &x[row * hidden + panel * PANEL];
       _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), a));
       _mm512_storeu_ps(to + LANES, _mm512_add_ps(_mm512_loadu_ps(to + LANES), b));
     };
-    apply<W>(member, l.output, input(query_size()), s.rows, add);
+    apply<W>(member, l.output, input(query_size()), s.rows, own, add);
     normalise(member, s.rows, l.mlp_norm);
     const long inner = m.intermediate;
     Rows<W> gated = input(inner);
     gated.data = other_input();
-    apply<W>(member, l.gate_up, input(hidden), s.rows, [&](long row, long panel, __m512 gate, __m512 up) {
+    apply<W>(member, l.gate_up, input(hidden), s.rows, own, [&](long row, long panel, __m512 gate, __m512 up) {
       const __m512 value = _mm512_mul_ps(silu512(gate), up);
       if constexpr (QUANTISED) {
         _mm512_storeu_ps(&wide[row * inner + panel * LANES], value);
@@ -235,9 +268,9 @@ class DecoderOf final : public Decoder {
     });
     if constexpr (QUANTISED) {
       narrow(member, s.rows, inner);
-      apply<W>(member, l.down, input(inner), s.rows, add);
+      apply<W>(member, l.down, input(inner), s.rows, own, add);
     } else {
-      apply<W>(member, l.down, gated, s.rows, add);
+      apply<W>(member, l.down, gated, s.rows, own, add);
     }
   }
 
@@ -339,7 +372,7 @@ class DecoderOf final : public Decoder {
     member.each(s.num_wanted, [&](long i) { prepare(member, &x[s.wanted[i] * m.hidden], m.final_norm, i); });
     Best* own = &best[member.index * s.num_wanted];
     float* const kept = s.logits ? s.logits : s.draws ? held.data() : nullptr;
-    apply<W>(member, m.head, input(m.hidden), s.num_wanted, [&](long row, long panel, __m512 a, __m512 b) {
+    apply<W>(member, m.head, input(m.hidden), s.num_wanted, ahead[member.index], [&](long row, long panel, __m512 a, __m512 b) {
       const long first = panel * PANEL, left = m.vocabulary - first;
       const uint32_t valid = left >= PANEL ? ~0u : (1u << left) - 1;
       own[row].see(a, first, (__mmask16)valid);
@@ -377,8 +410,11 @@ class DecoderOf final : public Decoder {
   std::vector<typename A::Elem> queries;
   std::vector<Piece> pieces;
   std::vector<Tile> tiles;
+  std::vector<size_t> to_come;
+  float rate = 0;
   std::vector<Best> best;
   // Of each thread.
+  std::vector<Ahead> ahead;
   std::vector<Scratch<A>> scratch;
   std::vector<std::vector<float>> row_of;
 };

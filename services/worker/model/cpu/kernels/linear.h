@@ -1,8 +1,9 @@
 // y = x W^T over packed weights, with what follows it (bias, scales, residual, gate) done while the sums are in registers.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
-#include "simd.h"
+#include "ahead.h"
 #include "team.h"
 
 namespace orca {
@@ -27,10 +28,21 @@ struct Rows {
 
 constexpr int MAX_ROWS = 12;  // 24 of the 32 registers hold sums
 constexpr long ROWS_PER_TASK = 96;
+constexpr long BLOCKS_AHEAD = 2;  // of a task's blocks of rows, so many fetch ahead
+
+// int8 keeps two sets of sums in registers.
+template <class T>
+constexpr long most_rows() {
+  return std::is_same_v<T, I8> ? MAX_ROWS / 2 : MAX_ROWS;
+}
+
+// The first block of rows waits for the weights themselves.
+inline bool fetches_ahead(long block) { return block > 0 && block <= BLOCKS_AHEAD; }
 
 // sums[r] = row first + r x the panel.
-template <class T, int ROWS>
-ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel, long first, __m512 (&sums)[ROWS][2]) {
+template <class T, int ROWS, bool FETCH>
+ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel, long first, Ahead& ahead,
+                            __m512 (&sums)[ROWS][2]) {
   const long steps = linear.inner / T::STEP;
   const uint32_t* words = (const uint32_t*)in.row(first);
   for (int r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -45,7 +57,7 @@ ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel,
         const __m512i start = _mm512_slli_epi32(_mm512_cvtepi16_epi32(_mm256_loadu_si256(head + z)), 7);
         for (int r = 0; r < ROWS; ++r) acc[r][z] = start;
       }
-      multiply<I8, ROWS, 2>(words, steps, weights + 128, group_steps, acc);
+      multiply<I8, ROWS, 2>(words, steps, weights + 128, group_steps, acc, FETCH ? ahead.next() : nullptr);
       for (int z = 0; z < 2; ++z) {
         const __m512 scale = from_bf16(_mm256_loadu_si256(head + 2 + z));
         for (int r = 0; r < ROWS; ++r) {
@@ -55,14 +67,17 @@ ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel,
       }
     }
   } else {
-    multiply<T, ROWS, 2>(words, steps, linear.weights + panel * steps * 128, steps, sums);
+    const uint8_t* weights = linear.weights + panel * steps * 128;
+    if constexpr (!FETCH) return multiply<T, ROWS, 2>(words, steps, weights, steps, sums);
+    for (long k = 0; k < steps; k += AHEAD_LINES)
+      multiply<T, ROWS, 2>(words + k, steps, weights + k * 128, std::min(AHEAD_LINES, steps - k), sums, ahead.next());
   }
 }
 
-template <class T, int ROWS, class Out>
-void panel_rows(const Linear& linear, const Rows<T>& in, long panel, long first, const Out& out) {
+template <class T, int ROWS, bool FETCH, class Out>
+void panel_rows(const Linear& linear, const Rows<T>& in, long panel, long first, Ahead& ahead, const Out& out) {
   __m512 sums[ROWS][2];
-  panel_sums<T, ROWS>(linear, in, panel, first, sums);
+  panel_sums<T, ROWS, FETCH>(linear, in, panel, first, ahead, sums);
   __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   if (linear.bias)
     for (int z = 0; z < 2; ++z) bias[z] = _mm512_loadu_ps(linear.bias + panel * PANEL + z * LANES);
@@ -83,19 +98,25 @@ ORCA_INLINE void with_rows(int rows, F&& f) {
   }
 }
 
+inline long chunks_of(long rows) { return (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK; }
+
 // out(row, panel, first 16 columns, last 16 columns) for every row and panel; returns when all are done.
 template <class T, class Out>
-void apply(Team::Member& team, const Linear& linear, const Rows<T>& in, long rows, const Out& out) {
-  const long chunks = (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+void apply(Team::Member& team, const Linear& linear, const Rows<T>& in, long rows, Ahead& ahead, const Out& out) {
+  const long chunks = chunks_of(rows);
   team.each(linear.columns / PANEL * chunks, [&](long task) {
     const long panel = task / chunks, chunk = task % chunks;
     long first = rows * chunk / chunks;
     const long end = rows * (chunk + 1) / chunks;
-    // int8 keeps two sets of sums in registers.
-    constexpr long most = std::is_same_v<T, I8> ? MAX_ROWS / 2 : MAX_ROWS;
-    for (long blocks = (end - first + most - 1) / most; blocks > 0; --blocks) {
-      const int count = (int)((end - first + blocks - 1) / blocks);
-      with_rows(count, [&](auto n) { panel_rows<T, n.value>(linear, in, panel, first, out); });
+    const long blocks = (end - first + most_rows<T>() - 1) / most_rows<T>();
+    for (long block = 0; block < blocks; ++block) {
+      const long left = blocks - block;
+      const int count = (int)((end - first + left - 1) / left);
+      const bool fetch = fetches_ahead(block) && ahead.any();
+      with_rows(count, [&](auto n) {
+        fetch ? panel_rows<T, n.value, true>(linear, in, panel, first, ahead, out)
+              : panel_rows<T, n.value, false>(linear, in, panel, first, ahead, out);
+      });
       first += count;
     }
   });

@@ -88,10 +88,12 @@ ORCA_INLINE __m512 silu512(__m512 x) {
 }
 
 // acc[r][z] += row r of `a` x register z of the panel, for `steps` words. lda: words from one row to the next.
+// ahead: if not null, where a line is fetched from with each word.
 template <class T, int ROWS, int REGS>
 ORCA_INLINE void multiply(const uint32_t* a, ptrdiff_t lda, const uint8_t* weights, long steps,
-                          typename T::Acc (&acc)[ROWS][REGS]) {
+                          typename T::Acc (&acc)[ROWS][REGS], const char* ahead = nullptr) {
   for (long k = 0; k < steps; ++k, weights += 64 * REGS) {
+    if (ahead) _mm_prefetch(ahead + 64 * k, _MM_HINT_T1);
     __m512i column[REGS];
 #pragma GCC unroll 4
     for (int z = 0; z < REGS; ++z) column[z] = _mm512_loadu_si512(weights + 64 * z);
