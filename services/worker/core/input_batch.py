@@ -65,6 +65,7 @@ class InputBatch:
             raise PlanError(f"sequence {new.sequence_id} is already here")
         if not new.prompt:
             raise PlanError(f"sequence {new.sequence_id} has no prompt")
+        params, num_prompt = new.params, len(new.prompt)
         self.sequences[new.sequence_id] = SequenceState(
             sequence_id=new.sequence_id,
             request_id=new.request_id,
@@ -72,11 +73,14 @@ class InputBatch:
             prompt_index=new.prompt_index,
             epoch=epoch,
             attempt=new.attempt,
-            params=new.params,
-            num_prompt=len(new.prompt),
+            params=params,
+            num_prompt=num_prompt,
             tokens=[*new.prompt, *new.output],
             num_computed=new.num_computed,
             digest=new.cache_root,
+            end_tokens=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+            end_from=num_prompt + params.min_tokens,
+            end_at=num_prompt + params.max_tokens,
         )
 
     @staticmethod
@@ -158,37 +162,35 @@ class InputBatch:
         return [self._finish_row(row, next(samples) if row.samples else None) for row in rows]
 
     def _finish_row(self, row: BatchRow, sample: Sampled | None) -> SequenceOutput:
-        sequence = row.sequence
-        sequence.num_computed += row.num_tokens
+        sequence, _, num_tokens = row
+        sequence.num_computed += num_tokens
         if sequence.num_computed // self.block_size > sequence.num_digested:
             self._digest(sequence)
-        index = sequence.num_output
+        tokens = sequence.tokens
+        index = len(tokens) - sequence.num_prompt
         if sample is None:
-            return SequenceOutput(sequence, row.num_tokens, index, (), (), None)
+            return SequenceOutput(sequence, num_tokens, index, (), (), None)
         sequence.decoding = True
-        if sample.token_id is None:
+        token, logprobs = sample
+        if token is None:
             self.drop(sequence.sequence_id)
-            return SequenceOutput(sequence, row.num_tokens, index, (), (), "error")
-        sequence.tokens.append(sample.token_id)
-        reason = self._end(sequence, sample.token_id)
+            return SequenceOutput(sequence, num_tokens, index, (), (), "error")
+        tokens.append(token)
+        reason = self._end(sequence, token, len(tokens))
         if reason:
             self.drop(sequence.sequence_id)
-        logprobs = (sample.logprobs,) if sample.logprobs else ()
-        return SequenceOutput(sequence, row.num_tokens, index, (sample.token_id,), logprobs, reason)
+        return SequenceOutput(sequence, num_tokens, index, (token,), (logprobs,) if logprobs else (), reason)
 
-    def _end(self, sequence: SequenceState, token: int) -> str | None:
+    @staticmethod
+    def _end(sequence: SequenceState, token: int, length: int) -> str | None:
         """The request's own end rules; stop strings are found later, where text is made."""
-        params = sequence.params
-        if sequence.num_output >= params.min_tokens:
-            if token in self._eos and not params.ignore_eos:
-                return "stop"
-            if token in params.stop_token_ids:
-                return "stop"
-        return "length" if sequence.num_output >= params.max_tokens else None
+        if token in sequence.end_tokens and length >= sequence.end_from:
+            return "stop"
+        return "length" if length >= sequence.end_at else None
 
     def banned(self, sequence: SequenceState) -> list[int]:
         """Tokens that may not be sampled now: the end tokens, before min_tokens."""
-        if sequence.num_output >= sequence.params.min_tokens:
+        if len(sequence.tokens) >= sequence.end_from:
             return []
         return [*self._eos, *sequence.params.stop_token_ids]
 

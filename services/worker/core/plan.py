@@ -1,7 +1,9 @@
 """The records that a worker receives and gives back."""
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from services.common.request import SamplingParams
 
@@ -47,8 +49,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+# Those that are made for every row of every step are named tuples: half the time of a frozen dataclass.
+class Sampled(NamedTuple):
     """What the executor chose for one row; token_id is None when the row's logits were not numbers."""
 
     token_id: int | None
@@ -75,6 +77,11 @@ class SequenceState:
     held: bool = False
     digest: bytes = b""  # of the last of its first num_digested blocks, or its root
     num_digested: int = 0
+    # Its own end rules, as numbers of tokens with the prompt: one of end_tokens ends it at `end_from` or later, and it
+    # ends at `end_at` by length.
+    end_tokens: frozenset[int] = frozenset()
+    end_from: int = 0
+    end_at: int = sys.maxsize
     # Ended outside the step (stop string, lost fence): it is dropped, and what it still computed is discarded.
     ended: bool = False
 
@@ -83,8 +90,7 @@ class SequenceState:
         return len(self.tokens) - self.num_prompt
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """One sequence's share of the step: tokens[start : start + num_tokens], then a sample if these are its last."""
 
     sequence: SequenceState
@@ -119,8 +125,7 @@ class StepInput:
     copies: list[BlockCopy]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """What one step did for one sequence. index: position of the first new token among the outputs."""
 
     sequence: SequenceState
