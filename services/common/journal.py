@@ -1,4 +1,5 @@
-"""The journal's records: what is published of a request, and what is read back."""
+"""The journal's records: what is published of a request, and what is read back. Nobody changes one; those that are made
+for every token are not declared frozen, which would take three times as long."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -20,7 +21,7 @@ class Leave(Enum):
     UNBORN = "unborn"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishItem:
     """Tokens of one choice made by one step, or its finish, under a fence. payload: serialised TokenDetails or b""."""
 
@@ -69,7 +70,7 @@ class TokenDetail:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JournalItem:
     """Tokens of one choice within a journal entry. finish is None while the choice goes on.
 
@@ -83,7 +84,7 @@ class JournalItem:
     details: tuple[TokenDetail, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JournalEntry:
     """One entry: what one step published of one request. usage is (prompt, completion) tokens on the last."""
 

@@ -126,10 +126,14 @@ async def serve(settings: WorkerSettings) -> None:
     table = TokenBytes(files.tokenizer_json)
 
     def on_step(step: StepOutput) -> None:
+        if not step.repeated:
+            publisher.put(step)
+        loop.call_soon(told, step)  # clients wait for what is published, the next step has its plan already
+
+    def told(step: StepOutput) -> None:
         session.send_step(step)
         if not step.repeated:
             observe(gauges, step)
-            publisher.put(step)
 
     def emit(step: StepOutput) -> None:
         loop.call_soon_threadsafe(on_step, step)

@@ -9,7 +9,7 @@ from services.common.text.stop import StopMatcher
 from services.router.core.document import Document
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token
 class Delta:
     """News of one choice. first: its first; finish: how it ended, on its last."""
 

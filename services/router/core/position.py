@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from services.common.errors import InvalidRequest
 
@@ -10,6 +11,7 @@ from services.common.errors import InvalidRequest
 EVENT_ID = re.compile(r"([0-9]{1,20}-[0-9]{1,20})(?:\.([0-9]{1,6}))?(?::([A-Za-z0-9]{1,64}))?")
 
 
+@lru_cache(maxsize=4096)  # the same few are compared again and again
 def order_of(entry_id: str) -> tuple[int, int]:
     """Journal entry ids in the order in which Redis made them."""
     milliseconds, _, number = entry_id.partition("-")

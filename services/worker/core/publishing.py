@@ -7,7 +7,7 @@ from services.common.text.stop import StopMatcher
 from services.worker.core.plan import SequenceState, StepOutput, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Token:
     """One token of one sequence, ready to publish."""
 
