@@ -11,7 +11,7 @@ PB     := services/common/pb
 
 .PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane \
         bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots \
-        test-nightly clean
+        test-nightly test-gpu clean
 
 setup: $(VENV)/.ready protos
 
@@ -113,6 +113,11 @@ paper-plots: setup
 # The property tests with 5,000 random runs and 20,000 steps per policy and order.
 test-nightly: setup
 	@ORCA_PROPERTY=nightly $(BIN)/python -m pytest tests/property $(ARGS)
+
+# On a machine with a GPU: golden checks of the CUDA back end and a short benchmark, in minutes.
+test-gpu: setup
+	@$(PIP) -e '.[cuda]' | $(SHOW_PACKAGES)
+	@$(BIN)/python -m loadtest.gpu $(ARGS)
 
 # Seeded faults over a running system, with every stream checked; 300 runs take about forty minutes.
 chaos: setup

@@ -37,7 +37,9 @@ class UpSettings(AdmissionSettings, SchedulingSettings):
     after another, without breaking a stream."""
 
     model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
-    dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
+    dtype: str = Field(
+        "auto", pattern="^(float32|bfloat16|float16|auto)$", description="float32, bfloat16, float16 (GPUs) or auto"
+    )
     quantize: str = Field("none", pattern="^(none|int8)$", description="of the weights: none or int8")
     kernels: str = Field("auto", pattern="^(auto|fast|reference)$", description="auto, fast or reference")
     workers: int = Field(1, ge=1, le=64, description="number of workers")

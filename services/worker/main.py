@@ -75,6 +75,7 @@ def make_executor(settings: WorkerSettings, files: ModelFiles, incarnation: str)
         kernels=settings.kernels,
         quantize=settings.quantize,
         threads=threads,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
     )
     if executor.has_own_threads:
         torch.set_num_threads(1)  # torch's would spin on the cores that the kernels want

@@ -10,7 +10,9 @@ class WorkerSettings(OrcaSettings):
 
     name: str = Field("worker-0", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name of this worker")
     model: str = Field(DEFAULT_MODEL, description="builtin:NAME, a folder of safetensors, or a .gguf file")
-    dtype: str = Field("auto", pattern="^(float32|bfloat16|auto)$", description="float32, bfloat16 or auto")
+    dtype: str = Field(
+        "auto", pattern="^(float32|bfloat16|float16|auto)$", description="float32, bfloat16, float16 (GPUs) or auto"
+    )
     kernels: str = Field("auto", pattern="^(auto|fast|reference)$", description="auto, fast or reference")
     quantize: str = Field("none", pattern="^(none|int8)$", description="of the weights: none or int8")
     executor: str = Field("torch", pattern="^(torch|fake)$", description="torch, or fake (no model)")
@@ -22,6 +24,9 @@ class WorkerSettings(OrcaSettings):
     host_blocks: int = Field(0, ge=0, le=10_000_000, description="blocks of host memory for swapped KV")
     block_size: int = Field(16, ge=1, le=256, description="token positions in a block")
     max_in_flight: int = Field(2, ge=1, le=8, description="plans on the worker at once")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory for weights, steps and KV, where kv-blocks is 0"
+    )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0 takes all cores")
     fake_salted: bool = Field(False, description="the fake executor gives other tokens with every start, as GPUs may")
     fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")

@@ -11,6 +11,7 @@ from services.common.models.resolve import ModelFiles
 from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled
 from services.worker.model.backend import Draw, FlatStep, Logits, SequenceSpan
 from services.worker.model.choose import make_backend
+from services.worker.model.cuda.memory import measure_blocks
 from services.worker.model.sampler import SampleRow, sample
 
 DEFAULT_POOL_BYTES = 2 << 30
@@ -20,7 +21,8 @@ class TorchExecutor:
     """A model, its paged KV cache and the sampler.
 
     batch_invariant: a row's bits do not depend on what else is in the step.
-    kernels, quantize, threads: as of `make_backend`.
+    kernels, quantize, threads: as of `make_backend`. gpu_memory_utilization: share of a GPU's memory for weights, steps
+    and KV together, where num_blocks is 0.
     Raises ConfigurationError when the KV pool does not fit into memory.
     """
 
@@ -36,6 +38,7 @@ class TorchExecutor:
         kernels: str = "auto",
         quantize: str = "none",
         threads: int = 0,
+        gpu_memory_utilization: float = 0.9,
     ) -> None:
         self.num_model_calls = 0
         self.num_rows = 0
@@ -45,10 +48,14 @@ class TorchExecutor:
             files, dtype, device, block_size, kernels, quantize, threads or torch.get_num_threads()
         )
         block_bytes = self.backend.block_bytes
-        self.num_blocks = num_blocks or self._default_blocks(block_bytes, files.max_model_len)
+        least = -(-files.max_model_len // block_size)
+        if num_blocks == 0 and device.type == "cuda":
+            num_blocks = measure_blocks(self.backend, device, gpu_memory_utilization, block_size, least)
+        self.num_blocks = num_blocks or self._default_blocks(block_bytes, least)
         self.num_host_blocks = num_host_blocks
         self._check_memory(block_bytes)
         self.backend.allocate(self.num_blocks)
+        self.backend.prepare()
         self._host = [
             (self._host_like(keys), self._host_like(values)) for keys, values in self.backend.caches if num_host_blocks
         ]
@@ -66,10 +73,10 @@ class TorchExecutor:
         shape = (self.num_host_blocks, *cache.shape[1:])
         return torch.zeros(shape, dtype=cache.dtype, pin_memory=self._device.type == "cuda")
 
-    def _default_blocks(self, block_bytes: int, max_model_len: int) -> int:
+    def _default_blocks(self, block_bytes: int, least: int) -> int:
         """Room for one sequence of full length at least, 2 GiB or a quarter of free memory at most."""
         wanted = min(DEFAULT_POOL_BYTES, _available_bytes() // 4) // block_bytes
-        return max(int(wanted), -(-max_model_len // self.block_size))
+        return max(int(wanted), least)
 
     def _check_memory(self, block_bytes: int) -> None:
         needed = ((self.num_blocks if self._device.type == "cpu" else 0) + self.num_host_blocks) * block_bytes

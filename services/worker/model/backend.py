@@ -75,7 +75,11 @@ class Backend(Protocol):
     draws: bool
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the cache. Called once, before the first step."""
+        """Make the cache, in the place of one that was there. Called before any step."""
+        ...
+
+    def prepare(self) -> None:
+        """Do ahead, with the cache that stays, what would be in the first requests' way."""
         ...
 
     def forward(self, step: FlatStep) -> Logits:

@@ -1,6 +1,7 @@
 """Which back end runs the model here."""
 
 import logging
+from typing import Any
 
 import torch
 
@@ -33,14 +34,24 @@ def make_backend(
         raise ConfigurationError("--quantize needs the fast kernels")
     if kernels != "reference":
         try:
-            if device.type != "cpu":
-                raise Unavailable("they are for CPUs")
-            from services.worker.model.cpu.decoder import CpuDecoder
-
-            return CpuDecoder(model, weights, block_size, files.max_model_len, threads)
+            return _fast(model, weights, dtype, device, block_size, files.max_model_len, threads)
         except Unavailable as error:
             if required:
                 raise ConfigurationError(f"the fast kernels cannot run {files.name}: {error}") from None
-            if device.type == "cpu":
-                log.warning("%s runs on the reference back end, several times slower: %s", files.name, error)
+            log.warning("%s runs on the reference back end, several times slower: %s", files.name, error)
     return ReferenceBackend(model, dtype, device, block_size)
+
+
+def _fast(
+    model: Any, weights: str, dtype: torch.dtype, device: torch.device, block_size: int, max_len: int, threads: int
+) -> Backend:
+    """The one for this device; each is imported only where it is used. Raises Unavailable."""
+    if device.type == "cpu":
+        from services.worker.model.cpu.decoder import CpuDecoder
+
+        return CpuDecoder(model, weights, block_size, max_len, threads)
+    if weights == "int8":
+        raise Unavailable("int8 weights are for CPUs")
+    from services.worker.model.cuda.backend import cuda_backend
+
+    return cuda_backend(model, dtype, device, block_size)

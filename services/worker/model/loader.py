@@ -24,9 +24,11 @@ ROPE_KINDS = {"default", "linear", "llama3", "yarn"}  # dynamic and longrope dep
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device multiplies it natively, else float32."""
+    """`auto` is bfloat16 where the device multiplies it natively, else float32. Raises ConfigurationError."""
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+        if name == "float16" and device.type == "cpu":
+            raise ConfigurationError("--dtype float16 is for GPUs; use bfloat16 or float32 on a CPU")
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     if device.type == "cuda":
         return torch.bfloat16
     native = bool(torch.cpu._is_avx512_bf16_supported())

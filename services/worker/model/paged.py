@@ -1,10 +1,10 @@
-"""The one attention function registered with transformers, and the step that it reads.
+"""The one attention function registered with transformers, and the step that it hands its rows to.
 
 Within a layer all slots of the step are written before any sequence attends.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,9 +15,19 @@ from services.worker.model.loader import ATTENTION
 IGNORED = {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "is_causal"}
 
 
+class AttentionStep(Protocol):
+    """A step's attention, as a back end does it."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """query [heads, rows, head_dim], key and value [kv_heads, rows, head_dim] -> [rows, heads, head_dim]."""
+        ...
+
+
 @dataclass(frozen=True)
 class PagedStep:
-    """What attention must know of the step.
+    """What the reference's attention must know of the step.
 
     caches: per layer (keys, values), each [num_blocks, num_kv_heads, block_size, head_dim].
     slot_blocks, slot_offsets: [tokens] where each scheduled token's key and value go.
@@ -30,6 +40,15 @@ class PagedStep:
     num_tokens: int
     groups: list[TileGroup]
 
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        keys, values = self.caches[layer]
+        real = self.num_tokens
+        keys[self.slot_blocks, :, self.slot_offsets] = key[:, :real].transpose(0, 1)
+        values[self.slot_blocks, :, self.slot_offsets] = value[:, :real].transpose(0, 1)
+        return paged_attention(query.transpose(0, 1), keys, values, self.groups, scaling)
+
 
 def orca_attention(
     module: torch.nn.Module,
@@ -39,7 +58,7 @@ def orca_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    orca_step: PagedStep,
+    orca_step: AttentionStep,
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -50,11 +69,7 @@ def orca_attention(
     unknown = {name for name, value in others.items() if value is not None and name not in IGNORED}
     if unknown or dropout or attention_mask is not None:
         raise ValueError(f"attention keywords not implemented: {sorted(unknown) or 'mask, dropout'}")
-    keys, values = orca_step.caches[int(module.layer_idx)]  # type: ignore[arg-type]
-    real = orca_step.num_tokens
-    keys[orca_step.slot_blocks, :, orca_step.slot_offsets] = key[0, :, :real].transpose(0, 1)
-    values[orca_step.slot_blocks, :, orca_step.slot_offsets] = value[0, :, :real].transpose(0, 1)
-    out = paged_attention(query[0].transpose(0, 1), keys, values, orca_step.groups, scaling)
+    out = orca_step.attend(int(module.layer_idx), query[0], key[0], value[0], scaling)  # type: ignore[arg-type]
     return out.unsqueeze(0), None
 
 

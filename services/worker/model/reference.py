@@ -50,7 +50,10 @@ class ReferenceBackend:
             return torch.zeros((num_blocks, *self._block_shape), dtype=self._dtype, device=self._device)
 
         self.caches = [(empty(), empty()) for _ in range(self._layers)]
-        self.batch_invariant = self._dtype == torch.float32 and num_blocks >= 2 and self._make_invariant()
+
+    def prepare(self) -> None:
+        enough = bool(self.caches) and len(self.caches[0][0]) >= 2
+        self.batch_invariant = self._dtype == torch.float32 and enough and self._make_invariant()
 
     @torch.inference_mode()
     def forward(self, step: FlatStep) -> Logits:

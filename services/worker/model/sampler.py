@@ -45,8 +45,11 @@ class SampleRow:
         changed = params.logit_bias or params.presence_penalty or params.frequency_penalty or self.banned
         if changed or params.logprobs is not None or params.repetition_penalty != 1.0:
             return None
-        if self.greedy:
-            return Draw(0.0)
+        return Draw(0.0) if self.greedy else self.by_temperature
+
+    @property
+    def by_temperature(self) -> Draw:
+        params = self.params
         return Draw(params.temperature, self.uniform, params.top_k, params.top_p, params.min_p)
 
     @property
@@ -78,7 +81,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     tokens = torch.argmax(logits, dim=-1)
     drawn = [index for index, row in enumerate(rows) if not row.greedy and bool(finite[index])]
     if drawn:
-        tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
+        tokens[drawn] = draw_tokens(logits[drawn], [rows[index].by_temperature for index in drawn])
     chosen = tokens.tolist()
     details = dict(zip(wanting, _details(logprobs, wanting, chosen, rows), strict=True)) if logprobs is not None else {}
     return [
@@ -108,26 +111,32 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
         logits[list(row.banned)] = float("-inf")
 
 
-def _draw(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-    """Token ids, [rows], of the rows that are not greedy."""
+def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Token ids, [rows], at temperatures above 0. On a GPU nothing here waits for the device."""
     device = logits.device
-    temperature = torch.tensor([row.params.temperature for row in rows], device=device, dtype=logits.dtype)
+    temperature = _column([draw.temperature for draw in draws], logits.dtype, device)
     scaled = logits / temperature.unsqueeze(1)
-    draws = [row.uniform for row in rows]
-    u = torch.tensor(draws, device=device, dtype=torch.float64)
-    out = torch.empty(len(rows), dtype=torch.long, device=device)
-    filtered = [_is_filtered(row.params) for row in rows]
-    plain = [index for index, flag in enumerate(filtered) if not flag]
-    if plain:
-        out[plain] = _draw_plain(torch.softmax(scaled[plain], dim=-1), u[plain])
-    chosen = [index for index, flag in enumerate(filtered) if flag]
-    if chosen:
-        out[chosen] = _draw_filtered(scaled[chosen], [rows[index].params for index in chosen], u[chosen])
+    u = _column([draw.uniform for draw in draws], torch.float64, device)
+    out = torch.empty(len(draws), dtype=torch.long, device=device)
+    filtered = [bool(draw.top_k > 0 or draw.top_p < 1.0 or draw.min_p > 0.0) for draw in draws]
+    for wanted, function in ((False, _draw_plain), (True, _draw_filtered)):
+        chosen = [index for index, flag in enumerate(filtered) if flag is wanted]
+        if chosen:
+            at = _column(chosen, torch.int64, device)
+            tokens = function(scaled.index_select(0, at), [draws[index] for index in chosen], u.index_select(0, at))
+            out.index_copy_(0, at, tokens)
     return out
 
 
-def _draw_plain(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def _column(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the device, without waiting for it."""
+    pinned = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
+
+
+def _draw_plain(scaled: torch.Tensor, _: Sequence[Draw], u: torch.Tensor) -> torch.Tensor:
     """Inverse CDF in two levels: which span of the vocabulary, then which token of it. Sums in float64."""
+    probabilities = torch.softmax(scaled, dim=-1)
     vocabulary = probabilities.shape[1]
     spans = torch.nn.functional.pad(probabilities, (0, -vocabulary % SPAN)).unflatten(1, (-1, SPAN))  # type: ignore[no-untyped-call]
     ends = spans.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
@@ -141,25 +150,24 @@ def _draw_plain(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return (span.squeeze(1) * SPAN + torch.minimum(within, last)).clamp(max=vocabulary - 1)
 
 
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-
-
 def _invert(cdf: torch.Tensor, total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """First index whose cumulated weight passes u x total."""
     index = torch.searchsorted(cdf, (u * total).unsqueeze(1), right=True).squeeze(1)
     return index.clamp(max=cdf.shape[1] - 1)
 
 
-def _draw_filtered(scaled: torch.Tensor, params: list[SamplingParams], u: torch.Tensor) -> torch.Tensor:
-    """Rows with top-k, top-p or min-p: only as many candidates as the widest of them needs."""
+def _draw_filtered(scaled: torch.Tensor, draws: Sequence[Draw], u: torch.Tensor) -> torch.Tensor:
+    """Rows with top-k, top-p or min-p: on a CPU only as many candidates as the widest of them needs. On a GPU to ask
+    whether they were enough would be to wait, and sorting all of them is cheap."""
     vocabulary = scaled.shape[1]
     device = scaled.device
     norm = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    limits = torch.tensor([p.top_k or vocabulary for p in params], device=device)
-    top_p = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)
-    min_p = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)
-    width = min(vocabulary, max(FIRST_CANDIDATES, *(p.top_k for p in params)))
+    limits = _column([draw.top_k or vocabulary for draw in draws], torch.int64, device)
+    top_p = _column([draw.top_p for draw in draws], torch.float64, device)
+    min_p = _column([draw.min_p for draw in draws], torch.float64, device)
+    width = vocabulary
+    if device.type == "cpu":
+        width = min(vocabulary, max(FIRST_CANDIDATES, *(draw.top_k for draw in draws)))
     while True:
         values, ids = _candidates(scaled, width)
         probabilities = torch.exp(values - norm).double()

@@ -200,6 +200,9 @@ class CpuDecoder:
             self.caches.append((keys, values))
         self._decoder = self._library.orca_decoder_new(byref(self._model), self._threads)
 
+    def prepare(self) -> None:
+        """The kernels were compiled as they were loaded."""
+
     def forward(self, step: FlatStep) -> Logits:
         tokens, wanted = array("i", step.tokens), array("i", step.wanted)
         spans, tables = array("i"), array("i")

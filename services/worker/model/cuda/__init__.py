@@ -1,0 +1,1 @@
+"""The CUDA back end: transformers' model with paged attention from FlashInfer, decodes as CUDA graphs."""
