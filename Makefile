@@ -9,7 +9,7 @@ SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing.*/  in
 PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
-.PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane \
+.PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane bench-policies \
         bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots \
         test-nightly test-gpu clean
 
@@ -100,6 +100,10 @@ bench-control-plane: setup
 
 bench-step: setup
 	@$(BIN)/python -m loadtest.step $(ARGS)
+
+# Iteration-level against request-level scheduling, served and simulated: a quarter of an hour.
+bench-policies: setup
+	@$(BIN)/python -m loadtest.policies $(ARGS)
 
 bench-quality: setup
 	@$(BIN)/python -m loadtest.quality $(ARGS)

@@ -1,4 +1,5 @@
 """20,000 short requests with disconnects and faults: `make bench-soak`. Afterwards everything must be as it was.
+With `--model-steps`, 5,000 on the real model, without faults: what its worker holds must not grow.
 
 Prints memory, open files, keys, stream lengths and pending entries after the first thousand requests and after the
 last; exit code 1 if something has grown beyond its slack, or a request that should have ended well did not.
@@ -25,6 +26,7 @@ MODEL = "smollm2-135m"
 CONCURRENCY, WARM_UP = 48, 1000
 FLAGS = ("--executor", "fake", "--fake-step-ms", "2", "--workers", "2", "--schedulers", "2", "--resume-window", "5")
 FAULT_EVERY = 1500
+MODEL_FLAGS, MODEL_REQUESTS = ("--resume-window", "5"), 5_000
 VICTIMS = ("worker-0", "scheduler-0", "worker-1", "scheduler-1")
 # Relative and absolute growth of a process's memory, and absolute growth of its open files, that is no leak.
 SLACK, SLACK_MB, SLACK_FILES = 0.15, 15.0, 12
@@ -70,7 +72,7 @@ async def state(up: Up) -> dict[str, float]:
     return out
 
 
-async def soak(up: Up, count: int) -> tuple[dict[str, float], dict[str, float], Counter[str]]:
+async def soak(up: Up, count: int, faults: bool) -> tuple[dict[str, float], dict[str, float], Counter[str]]:
     rng = random.Random(1)
     seen: Counter[str] = Counter()
     numbers = iter(range(count))
@@ -79,7 +81,7 @@ async def soak(up: Up, count: int) -> tuple[dict[str, float], dict[str, float], 
     async def worker(until: int) -> None:
         for index in numbers:
             await ask(http, index, rng, seen)
-            if index and index % FAULT_EVERY == 0:
+            if faults and index and index % FAULT_EVERY == 0:
                 victim = VICTIMS[index // FAULT_EVERY % len(VICTIMS)]
                 os.kill(up.pid(victim), signal.SIGKILL)
                 seen[f"killed {victim}"] += 1
@@ -103,12 +105,15 @@ def grown(name: str, first: float, last: float) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--requests", type=int, help="default: 20,000, or 5,000 with --model-steps")
+    parser.add_argument("--model-steps", action="store_true", help="the model's steps, and no faults")
     options = parser.parse_args()
+    count = options.requests or (MODEL_REQUESTS if options.model_steps else 20_000)
+    flags = MODEL_FLAGS if options.model_steps else FLAGS
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Up(Path(folder), *FLAGS) as up:
-        first, last, seen = asyncio.run(soak(up, options.requests))
-    print(f"{options.requests} requests in {time.monotonic() - started:.0f} s: {dict(seen)}")
+    with tempfile.TemporaryDirectory() as folder, Up(Path(folder), *flags) as up:
+        first, last, seen = asyncio.run(soak(up, count, not options.model_steps))
+    print(f"{count} requests in {time.monotonic() - started:.0f} s: {dict(seen)}")
     bad = [name for name in first if grown(name, first[name], last[name])]
     for name in first:
         print(f"{name:<22} {first[name]:>8g} -> {last[name]:>8g}{'   GROWN' if name in bad else ''}")

@@ -1,50 +1,27 @@
 """Starts every server, measures them in turn, point by point and round by round, and prints a table with ratios.
 
 While one is measured all others are stopped (SIGSTOP). Each round has prompts of its own, so that no server's prefix
-cache knows them. A point is the median of the rounds. Everything that was seen goes to a JSON file.
+cache knows them. A point is the median of the rounds. Everything that was seen goes to a JSON file, and pictures
+beside it.
 """
 
 import argparse
 import asyncio
 import json
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.peers import servers
+from loadtest.peers import plots, servers
 from loadtest.peers.client import Client, Seen, closed, opened
+from loadtest.peers.points import POINTS, Point, medians
 from loadtest.peers.servers import EXTRA, MODEL, Server
 from loadtest.peers.traces import TRACES, Request
 
 SETTLE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One load: so many in flight (closed loop), or so many requests a second (Poisson)."""
-
-    trace: str
-    count: int
-    in_flight: int = 0
-    rate: float = 0.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.trace}, {self.in_flight} in flight" if self.in_flight else f"{self.trace}, {self.rate:g} req/s"
-
-
-POINTS = {
-    "fixed": [Point("fixed", 8, 1), Point("fixed", 24, 8), Point("fixed", 64, 32)],
-    "saturated": [Point("orca", 96, 32)],
-    "rates": [Point("orca", round(30 * rate), rate=rate) for rate in (0.5, 1.0, 1.5, 2.0, 2.5)],
-    "chat": [Point("chat", 64, 32)],
-    "shared": [Point("shared", 24, 8), Point("shared", 64, 32)],
-}
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -118,10 +95,6 @@ def contestants(names: Sequence[str]) -> list[Server]:
     return [known[name]() for name in names]
 
 
-def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-
-
 def table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
     """A line per point and server; the ratio is of requests per second, the first server's to this one's."""
     head = f"{'':24} {'req/s':>6} {'tok/s':>7} {'ratio':>6} {'ttft p50':>9} {'p99':>7} {'itl p50':>8} {'p99':>7}"
@@ -139,6 +112,12 @@ def table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
                 f" {m['server_cpu_s'] / m['wall_s']:5.2f} {m['client_cpu_s'] / m['wall_s']:6.2f}"
             )
     return "\n".join(lines)
+
+
+def save(path: Path, field: Sequence[Server], points: Sequence[Point], results: plots.Results) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"servers": {s.name: s.command for s in field}, "results": results}, indent=1))
+    plots.draw(points, results, path.with_suffix(".svg"))
 
 
 def main() -> None:
@@ -164,11 +143,10 @@ def main() -> None:
                 for server in order:
                     results[point.name][server.name].append(run(server, point, requests, number))
             print(f"\nafter round {number + 1}\n{table(results)}", flush=True)
+            save(args.json, field, points, results)
     finally:
         for server in field:
             server.stop()
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"servers": {s.name: s.command for s in field}, "results": results}, indent=1))
 
 
 if __name__ == "__main__":
