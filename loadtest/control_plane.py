@@ -2,8 +2,9 @@
 this machine.
 
 Per number of streams and step time: tokens a second, how far the cadence is stretched, how long a token takes from the
-end of its step into the journal (the worker's histogram) and from there to the client (event ids carry Redis' time),
-and CPU time per token by process.
+end of its step to the client (one machine, one monotonic clock: the event names its journal entry, the entry its step,
+and the recorded step says when it ended), how much of that until it is in the journal (the worker's histogram), and CPU
+time per token by process.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import redis as redis_client
 
@@ -27,15 +29,35 @@ from loadtest.up import Up
 CASES = ((1, 0.0), (32, 0.0), (256, 0.0), (1, 20.0), (32, 20.0), (64, 20.0), (256, 20.0))
 SECONDS = 8.0
 COMPONENTS = ("router", "scheduler", "worker", "valkey")
+# Title, key, width, places. Times in ms, but for CPU, in us per token.
+COLUMNS = (
+    ("streams", "streams", 7, 0),
+    ("step", "step_ms", 4, 0),
+    ("tok/s", "tok_s", 6, 0),
+    ("gap", "gap_mean", 6, 2),
+    ("stretch", "stretch", 7, 3),
+    ("publish p99", "publish_p99", 11, 1),
+    ("client p50", "total_p50", 10, 1),
+    ("p99", "total_p99", 6, 1),
+    ("idle p50", "idle_p50", 8, 2),
+    ("p99", "idle_p99", 5, 2),
+    ("redis/step", "redis_ms_per_step", 10, 2),
+    ("calls/tok", "redis_calls_per_token", 9, 2),
+    ("router", "router_us", 6, 0),
+    ("sched", "scheduler_us", 5, 0),
+    ("worker", "worker_us", 6, 0),
+    ("redis", "valkey_us", 5, 0),
+    ("client", "client_us", 6, 0),
+)
 
 
 @dataclass(slots=True)
 class Stream:
-    """gaps: between events, ms. delays: from the journal to here, ms."""
+    """gaps: between events, ms. events: ids of theirs and when they came, by the monotonic clock in s."""
 
     tokens: int = 0
     gaps: list[float] = field(default_factory=list)
-    delays: list[float] = field(default_factory=list)
+    events: list[tuple[bytes, float]] = field(default_factory=list)
 
 
 def _request(port: int, tokens: int) -> bytes:
@@ -62,19 +84,33 @@ async def _read(port: int, tokens: int) -> Stream:
     writer.write(_request(port, tokens))
     last, tail = 0.0, b""
     while chunk := await reader.read(1 << 16):
-        now = time.time() * 1e3
+        now = time.monotonic()
         lines = (tail + chunk).split(b"\n")
         tail = lines.pop()
         for line in lines:
             if line.startswith(b"id: "):
-                seen.delays.append(now - int(line[4:].split(b"-", 1)[0]))
+                seen.events.append((line[4:], now))
             elif line.startswith(b"data: {"):
                 seen.tokens += 1
                 if last:
-                    seen.gaps.append(now - last)
+                    seen.gaps.append(1e3 * (now - last))
                 last = now
     writer.close()
     return seen
+
+
+def _latencies(up: Up, redis: redis_client.Redis, streams: list[Stream]) -> list[float]:
+    """From the end of its step to the client, in ms, for every event that is the last of its journal entry."""
+    lines = map(json.loads, (up.folder / "steps.jsonl").read_text().splitlines())
+    ended = {f"{line['worker']}:{line['step']}".encode(): line["ended_s"] for line in lines}
+    out = []
+    for stream in streams:
+        request = stream.events[0][0].split(b":")[1].decode()
+        rows: Any = redis.xrange(f"orca:{{default}}:journal:{request}")
+        steps = {entry: fields[b"@"] for entry, fields in rows}
+        entries = [(event.split(b":")[0], came) for event, came in stream.events]
+        out += [1e3 * (came - ended[steps[entry]]) for entry, came in entries if b"." not in entry]
+    return out
 
 
 def _buckets(up: Up, name: str) -> dict[float, float]:
@@ -97,7 +133,7 @@ def _cpu(up: Up) -> dict[str, float]:
 def _system(step_ms: float) -> Iterator[Up]:
     with tempfile.TemporaryDirectory() as folder:
         flags = ("--executor", "fake", "--fake-step-ms", str(step_ms), "--max-num-seqs", "256", "--kv-blocks", "40000")
-        with Up(Path(folder), *flags) as up:
+        with Up(Path(folder), *flags, "--record-steps", str(Path(folder) / "steps.jsonl")) as up:
             yield up
 
 
@@ -122,7 +158,7 @@ def measure(up: Up, streams: int, step_ms: float) -> dict[str, float]:
     after, stats = _cpu(up), redis.info("commandstats")
     total = sum(one.tokens for one in seen)
     count = up.metrics()['orca_steps_total{worker="worker-0"}'] - steps['orca_steps_total{worker="worker-0"}']
-    delays = [delay for one in seen for delay in one.delays]
+    latencies = _latencies(up, redis, seen)
     gaps = [gap for one in seen for gap in one.gaps]
     result = {
         "streams": streams,
@@ -131,7 +167,8 @@ def measure(up: Up, streams: int, step_ms: float) -> dict[str, float]:
         "gap_mean": statistics.mean(gaps),
         "stretch": statistics.mean(gaps) / step_ms - 1 if step_ms else 0.0,
         "publish_p99": 1e3 * quantile(published, _buckets(up, "orca_publish_seconds"), 0.99),
-        "deliver_p99": quantile_of(delays, 0.99),
+        "total_p50": quantile_of(latencies, 0.5),
+        "total_p99": quantile_of(latencies, 0.99),
         "idle_p50": 1e3 * quantile(idle, _buckets(up, "orca_step_idle_seconds"), 0.5),
         "idle_p99": 1e3 * quantile(idle, _buckets(up, "orca_step_idle_seconds"), 0.99),
         "redis_ms_per_step": (sum(entry["usec"] for entry in stats.values()) - busy) / 1e3 / count,
@@ -153,25 +190,12 @@ def main() -> None:
                 measure(up, 8, step_ms)  # warm
                 for case in (case for case in CASES if case[1] == step_ms):
                     rounds[case].append(measure(up, *case))
-    print("                             ms: gap         publish deliver   idle  idle   redis  calls   CPU us per token")
-    print("                                              p99     p99     p50   p99  /step   /tok")
-    print(
-        "streams  step ms   tok/s     mean  stretch                                              router sched worker",
-        end="",
-    )
-    print("  redis client")
+    print(" ".join(title.rjust(width) for title, _, width, _ in COLUMNS))
     results = []
-    for case, measured in rounds.items():
+    for measured in rounds.values():
         m = {key: statistics.median(one[key] for one in measured) for key in measured[0]}
         results.append(m)
-        print(
-            f"{case[0]:7} {case[1]:8.0f} {m['tok_s']:7.0f} {m['gap_mean']:8.2f} {m['stretch']:8.1%}"
-            f" {m['publish_p99']:6.1f} {m['deliver_p99']:7.1f} {m['idle_p50']:7.2f} {m['idle_p99']:5.2f}"
-            f" {m['redis_ms_per_step']:6.2f} {m['redis_calls_per_token']:6.2f}"
-            f" {m['router_us']:7.0f} {m['scheduler_us']:5.0f} {m['worker_us']:6.0f}"
-            f" {m['valkey_us']:5.0f} {m['client_us']:6.0f}",
-            flush=True,
-        )
+        print(" ".join(f"{m[key]:{width}.{places}f}" for _, key, width, places in COLUMNS), flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(results, indent=1))
 

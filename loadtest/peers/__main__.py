@@ -19,7 +19,7 @@ from loadtest.peers import plots, servers
 from loadtest.peers.client import Client, Seen, closed, opened
 from loadtest.peers.points import POINTS, Point, medians
 from loadtest.peers.servers import EXTRA, MODEL, Server
-from loadtest.peers.traces import TRACES, Request
+from loadtest.peers.traces import TRACES, Request, text_of
 
 SETTLE_S = 1.0
 
@@ -63,7 +63,8 @@ def summary(seen: Sequence[Seen], cpu_s: float, client_s: float, resident: float
 def run(server: Server, point: Point, requests: Sequence[Request], seed: int) -> dict[str, float]:
     """One run of one server, which is awake only for it."""
     server.wake()
-    client = Client(server.url, MODEL, EXTRA[server.kind] | server.extra)
+    shown = text_of if server.kind == "transformers" else list
+    client = Client(server.url, MODEL, EXTRA[server.kind] | server.extra, shown)
     asyncio.run(closed(client, requests[-2:], 2))
     time.sleep(SETTLE_S)
     cpu, own = server.usage()[0], time.process_time()
@@ -91,6 +92,7 @@ def contestants(names: Sequence[str]) -> list[Server]:
         "llama.cpp": lambda: servers.llama_cpp("bf16", 8, 16384),
         "llama.cpp-16": lambda: servers.llama_cpp("bf16", 16, 24576),
         "llama.cpp-q4": lambda: servers.llama_cpp("q4_0", 8, 16384),
+        "transformers": servers.transformers,
     }
     return [known[name]() for name in names]
 

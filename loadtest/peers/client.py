@@ -5,7 +5,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,18 +38,21 @@ class Seen:
 
 
 class Client:
-    """extra: fields of the body by which this server gives exactly so many tokens, greedily."""
+    """extra: fields of the body by which this server gives exactly so many tokens, greedily. shown: what a prompt is to
+    it; token ids, where nothing else is said."""
 
-    def __init__(self, url: str, model: str, extra: dict[str, Any]) -> None:
+    def __init__(
+        self, url: str, model: str, extra: dict[str, Any], shown: Callable[[list[int]], Any] = lambda ids: ids
+    ) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
-        self._model, self._extra = model, extra
+        self._model, self._extra, self._shown = model, extra, shown
 
     def _message(self, request: Request) -> bytes:
         body = json.dumps(
             {
                 "model": self._model,
-                "prompt": request.prompt,
+                "prompt": self._shown(request.prompt),
                 "max_tokens": request.num_output,
                 "temperature": 0,
                 "stream": True,

@@ -21,12 +21,14 @@ EXTRA: dict[str, dict[str, Any]] = {
     "orca": {"ignore_eos": True},
     "vllm": {"ignore_eos": True},
     "llama.cpp": {"ignore_eos": True, "samplers": ["top_k"], "top_k": 1},
+    # It knows no ignore_eos: a configuration without an end token stands in for it.
+    "transformers": {"generation_config": '{"eos_token_id": -1, "pad_token_id": 2, "do_sample": false}'},
 }
 
 
 @dataclass(slots=True)
 class Server:
-    """One of those compared. kind: orca, vllm or llama.cpp. slots: most requests in flight that it is best at."""
+    """One of those compared. kind: a key of EXTRA."""
 
     name: str
     kind: str
@@ -50,7 +52,7 @@ class Server:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
-        body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "temperature": 0}
+        body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "temperature": 0, **self.extra}
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:
                 break
@@ -142,3 +144,13 @@ def llama_cpp(weights: str, slots: int, positions: int) -> Server:
     command += ["--port", "{port}", "-t", "2", "-tb", "2", "-np", str(slots), "-c", str(positions), "-cb"]
     command += ["--no-webui", "--cache-ram", "0"]
     return Server(f"llama.cpp {weights} -np {slots}", "llama.cpp", command)
+
+
+def transformers() -> Server:
+    """Its own continuous batching, in our environment: the same versions. It takes prompts as text only."""
+    model = str((BUILD / "models" / MODEL).absolute())
+    command = [str(Path(".venv/bin/transformers").absolute()), "serve", model, "--continuous-batching"]
+    command += ["--device", "cpu", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", "{port}"]
+    command += ["--log-level", "warning", "--cb-max-batch-tokens", "512", "--cb-num-blocks", "256"]
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "DO_NOT_TRACK": "1"}
+    return Server("transformers", "transformers", command, environment, {"model": model})

@@ -5,6 +5,9 @@ import pydoc_data.topics
 import random
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+
+from tokenizers import Tokenizer
 
 from services.common.models.resolve import resolve_model
 from services.common.settings import DEFAULT_MODEL
@@ -72,6 +75,17 @@ def fixed(count: int, seed: int = 0) -> list[Request]:
     """128 in, 64 out."""
     prompts = Prompts(4 + 10 * seed)
     return [Request(prompts.cut(128), 64) for _ in range(count)]
+
+
+@lru_cache(1)
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_str(resolve_model(DEFAULT_MODEL).tokenizer_json)
+
+
+def text_of(prompt: list[int]) -> str:
+    """For a server that takes no token ids; to it the prompt may be a token longer or shorter."""
+    text: str = _tokenizer().decode(prompt)
+    return text
 
 
 TRACES = {"orca": orca, "chat": chat, "shared": shared, "fixed": fixed}

@@ -76,7 +76,7 @@ class Recorder(Protocol):
         """A request has ended."""
         ...
 
-    def step(self, worker: str, features: Features, seconds: float) -> None:
+    def step(self, worker: str, features: Features, result: StepResult) -> None:
         """A worker has run a step."""
         ...
 
@@ -273,7 +273,7 @@ class Engine:
         features = in_flight[0].features if in_flight else None
         self.core.apply(name, result)
         if self._recorder and features and features.tokens:
-            self._recorder.step(name, features, result.seconds)
+            self._recorder.step(name, features, result)
 
     def on_outcome(self, outcome: PublishOutcome) -> None:
         """What became of tokens in Redis."""

@@ -21,19 +21,19 @@ DEFAULT, JOURNALS_ONLY = Config(), Config(drains=False)
 # A mutant must be found well within these.
 MUTANT_EXAMPLES = 600
 
-FENCE = "if values[1] ~= item.epoch or values[2] ~= item.attempt then"
-INDEX = "if values[4] or (item.index < next_index and #ids > 0) then"
+FENCE = "if known.epoch ~= item.epoch or known.attempt[c] ~= item.attempt then"
+INDEX = "if known.fin[c] or (item.index < next_index and #ids > 0) then"
 GAP = "if item.index > next_index then return 'gap:' .. next_index end"
 RAISED = "redis.call('HINCRBY', state, 'attempt:' .. c, 1)"
 FINISH = {INDEX: "if item.index < next_index and #ids > 0 then"}
 MUTANTS = {
     "no fence": {FENCE: "if false then"},
-    "attempts are not compared": {FENCE: "if values[1] ~= item.epoch then"},
+    "attempts are not compared": {FENCE: "if known.epoch ~= item.epoch then"},
     "attempts are not raised": {RAISED: ""},
-    "any index will do": {INDEX: "if values[4] then", GAP: ""},
+    "any index will do": {INDEX: "if known.fin[c] then", GAP: ""},
 }
 if NIGHTLY:  # takes some hundreds of examples
-    MUTANTS["epochs are not compared"] = {FENCE: "if values[2] ~= item.attempt then"}
+    MUTANTS["epochs are not compared"] = {FENCE: "if known.attempt[c] ~= item.attempt then"}
 
 
 @contextmanager

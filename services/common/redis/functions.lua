@@ -195,37 +195,60 @@ local function compare(tail, item, ids)
   return 'same'
 end
 
-local function answer(prefix, touched, cache, item, worker)
-  local state = state_key(prefix, item.request)
-  local values = redis.call('HMGET', state, 'epoch', 'attempt:' .. item.choice, 'next:' .. item.choice, 'fin:' .. item.choice)
-  if not values[1] then return 'gone' end
-  if values[1] ~= item.epoch or values[2] ~= item.attempt then
+-- What a call of publish knows of a request: read once, changed as its items are taken, written with its entries.
+local function known_of(prefix, held, request, choice)
+  local known, state = held[request], state_key(prefix, request)
+  if not known then
+    local v = redis.call('HMGET', state, 'attempt:' .. choice, 'next:' .. choice, 'fin:' .. choice,
+      'epoch', 'finished', 'choices', 'done', 'last', 'readers')
+    held[request] = {
+      state = state, epoch = v[4], finished = tonumber(v[5] or '0'), choices = tonumber(v[6] or '0'), done = v[7],
+      last = v[8], readers = v[9] or '',
+      attempt = { [choice] = v[1] }, next = { [choice] = tonumber(v[2] or '0') }, fin = { [choice] = v[3] },
+    }
+    return held[request]
+  end
+  if not known.next[choice] then
+    local v = redis.call('HMGET', state, 'attempt:' .. choice, 'next:' .. choice, 'fin:' .. choice)
+    known.attempt[choice], known.next[choice], known.fin[choice] = v[1], tonumber(v[2] or '0'), v[3]
+  end
+  return known
+end
+
+local function append(list, name, value)
+  list[#list + 1] = name
+  list[#list + 1] = value
+end
+
+local function answer(prefix, touched, held, cache, item, worker)
+  local c, known = item.choice, known_of(prefix, held, item.request, item.choice)
+  if not known.epoch then return 'gone' end
+  if known.epoch ~= item.epoch or known.attempt[c] ~= item.attempt then
     return 'stale'
   end
-  local next_index = tonumber(values[3] or '0')
-  local ids = split_ids(item.ids)
-  if values[4] or (item.index < next_index and #ids > 0) then
-    local known = compare(tail_of(cache, journal_key(prefix, item.request), item.choice), item, ids)
-    if known == 'same' then return 'same' end
-    if values[4] then return 'finished' end
-    return known or ('gap:' .. next_index)
+  local next_index, ids = known.next[c], split_ids(item.ids)
+  if known.fin[c] or (item.index < next_index and #ids > 0) then
+    local same = compare(tail_of(cache, journal_key(prefix, item.request), c), item, ids)
+    if same == 'same' then return 'same' end
+    if known.fin[c] then return 'finished' end
+    return same or ('gap:' .. next_index)
   end
   if item.index > next_index then return 'gap:' .. next_index end
-  redis.call('HSET', state, 'next:' .. item.choice, next_index + #ids)
-  if item.finish ~= '' then
-    redis.call('HSET', state, 'fin:' .. item.choice, item.finish)
-    redis.call('HINCRBY', state, 'finished', 1)
-  end
   local key = item.request .. '\0' .. item.step
   local entry = touched[key]
   if not entry then
-    entry = { request = item.request, fields = { '@', worker .. ':' .. item.step } }
+    entry = { request = item.request, known = known, changes = {}, fields = { '@', worker .. ':' .. item.step } }
     touched[key] = entry
     touched[#touched + 1] = entry
   end
-  local header = item.choice .. ':' .. next_index .. ':' .. item.ids .. ':' .. item.finish
-  entry.fields[#entry.fields + 1] = header
-  entry.fields[#entry.fields + 1] = item.payload
+  known.next[c] = next_index + #ids
+  append(entry.changes, 'next:' .. c, known.next[c])
+  if item.finish ~= '' then
+    known.fin[c], known.finished = item.finish, known.finished + 1
+    append(entry.changes, 'fin:' .. c, item.finish)
+    append(entry.changes, 'finished', known.finished)
+  end
+  append(entry.fields, c .. ':' .. next_index .. ':' .. item.ids .. ':' .. item.finish, item.payload)
   return 'ok'
 end
 
@@ -263,22 +286,24 @@ end
 
 -- inboxes: those written to are added.
 local function write_entry(prefix, keys, entry, is_last, inboxes)
-  local state, journal = state_key(prefix, entry.request), journal_key(prefix, entry.request)
-  local v = redis.call('HMGET', state, 'finished', 'choices', 'done', 'last', 'readers')
-  local done, completion = is_last and v[1] == v[2] and not v[3], 0
+  local known, changes, journal = entry.known, entry.changes, journal_key(prefix, entry.request)
+  local done, completion = is_last and known.finished == known.choices and not known.done, 0
   if done then
-    completion = completion_tokens(state, tonumber(v[2]))
+    redis.call('HSET', known.state, unpack(changes))
+    changes = {}
+    completion = completion_tokens(known.state, known.choices)
     entry.fields[#entry.fields + 1] = '$'
-    entry.fields[#entry.fields + 1] = redis.call('HGET', state, 'prompt_tokens') .. ':' .. completion
+    entry.fields[#entry.fields + 1] = redis.call('HGET', known.state, 'prompt_tokens') .. ':' .. completion
   end
   local id = redis.call('XADD', journal, '*', unpack(entry.fields))
-  redis.call('HSET', state, 'last', id)
-  for router in string.gmatch(v[5] or '', '%S+') do
+  redis.call('HSET', known.state, 'last', id, unpack(changes))
+  for router in string.gmatch(known.readers, '%S+') do
     local inbox = prefix .. 'inbox:' .. router
     redis.call('XADD', inbox, 'MAXLEN', '~', INBOX_MAXLEN, '*',
-      'r', entry.request, 'j', id, 'b', v[4], unpack(entry.fields))
+      'r', entry.request, 'j', id, 'b', known.last, unpack(entry.fields))
     inboxes[inbox] = true
   end
+  known.last = id
   if done then close(prefix, keys, entry.request, completion) end
 end
 
@@ -289,14 +314,14 @@ local PUBLISHED = '^(%d+):(%d+):(%d+):(%d+):([%d,]*):(%a*):(%d+)$'
 -- Returns one answer per item: ok, same, differs, gap:<next>, stale, finished, gone.
 local function publish(keys, args)
   local prefix = prefix_of(keys)
-  local answers, touched, cache = {}, {}, {}
+  local answers, touched, held, cache = {}, {}, {}, {}
   for i = 2, #args, 3 do
     local epoch, attempt, choice, index, ids, finish, step = string.match(args[i + 1], PUBLISHED)
     local item = {
       request = args[i], epoch = epoch, attempt = attempt, choice = choice, index = tonumber(index), ids = ids,
       finish = finish, payload = args[i + 2], step = step,
     }
-    answers[#answers + 1] = answer(prefix, touched, cache, item, args[1])
+    answers[#answers + 1] = answer(prefix, touched, held, cache, item, args[1])
   end
   local last, inboxes = {}, {}
   for position, entry in ipairs(touched) do last[entry.request] = position end

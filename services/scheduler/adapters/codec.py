@@ -57,7 +57,8 @@ def _new_sequence(assignment: Assignment) -> worker_pb2.NewSequence:
 def result_from_proto(proto: worker_pb2.StepResult) -> StepResult:
     tokens = {item.sequence_id: item.token_ids[0] if item.token_ids else None for item in proto.sequences}
     finished = {item.sequence_id: FINISH[item.finish_reason] for item in proto.sequences if item.finish_reason}
-    return StepResult(proto.plan_number, tokens, finished, (proto.finished_ns - proto.started_ns) / 1e9)
+    seconds = (proto.finished_ns - proto.started_ns) / 1e9
+    return StepResult(proto.plan_number, tokens, finished, seconds, proto.finished_ns / 1e9)
 
 
 def outcome_from_proto(proto: worker_pb2.PublishOutcome) -> PublishOutcome:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any, TextIO
 
 from services.common.errors import ConfigurationError
-from services.scheduler.core.step import Features
+from services.scheduler.core.step import Features, StepResult
 from services.scheduler.engine import Record
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,10 @@ class TraceRecorder:
             }
             self._requests = self._write(self._requests, line)
 
-    def step(self, worker: str, features: Features, seconds: float) -> None:
-        self._steps = self._write(self._steps, {"worker": worker, **features._asdict(), "seconds": seconds})
+    def step(self, worker: str, features: Features, result: StepResult) -> None:
+        """`step` is what the journal's entries name; `ended_s` is on the worker's clock."""
+        line = {"worker": worker, "step": result.number, **features._asdict(), "seconds": result.seconds}
+        self._steps = self._write(self._steps, line | {"ended_s": result.ended_s})
 
     @staticmethod
     def _write(file: TextIO | None, line: dict[str, Any]) -> TextIO | None:

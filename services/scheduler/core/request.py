@@ -176,6 +176,16 @@ class Sequence:
         self.drained = False
         self.num_hashed = 0
 
+    def begin_recovery(self) -> None:
+        """It has left its worker, for whatever reason, and will go on from the journal."""
+        self.move_to(Status.RECOVERING)
+        self.worker = None
+        self.sequence_id = 0  # results still under way are for nobody
+        self.block_table, self.host_table = [], []
+        self.finish_reason = None
+        self.num_lost = max(self.num_lost, self.num_computed)
+        self.restart()
+
     def move_to(self, status: Status) -> None:
         """Change the status. Raises ValueError on a move that is not in LEGAL_MOVES."""
         if status not in LEGAL_MOVES[self.status]:

@@ -1,6 +1,5 @@
 """The scheduler: sequences in, plans out, results applied. One object for all workers of a partition."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from services.scheduler.core.placement import Placement
 from services.scheduler.core.policies.base import BatchingPolicy
 from services.scheduler.core.prefix_cache import block_digests
 from services.scheduler.core.request import FinishReason, Sequence, Status
-from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits
+from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits, tokens_by_tenant
 from services.scheduler.core.trials import Trial, Trials
 from services.scheduler.core.waiting import WaitingQueue
 from services.scheduler.core.worker_state import WorkerState
@@ -91,7 +90,7 @@ class Scheduler:
             else:
                 self._unbind(worker, sequence)
         for sequence in homeless:
-            self._begin_recovery(sequence)
+            sequence.begin_recovery()
         self._blocked = None
         return homeless
 
@@ -122,17 +121,7 @@ class Scheduler:
     def suspend(self, sequence: Sequence) -> None:
         """Take one sequence off its worker to recover; then `resume` it. Its blocks are free at once."""
         self._leave(sequence, tell_worker=True)
-        self._begin_recovery(sequence)
-
-    @staticmethod
-    def _begin_recovery(sequence: Sequence) -> None:
-        sequence.move_to(Status.RECOVERING)
-        sequence.worker = None
-        sequence.sequence_id = 0  # results still under way are for nobody
-        sequence.block_table, sequence.host_table = [], []
-        sequence.finish_reason = None
-        sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
-        sequence.restart()
+        sequence.begin_recovery()
 
     def resume(self, sequence: Sequence, output: Iterable[int]) -> None:
         """Let a recovering sequence continue from the journal's output, on any worker."""
@@ -458,7 +447,7 @@ class Scheduler:
         if result.seconds and plan.features.tokens:
             worker.model.observe(plan.features, result.seconds)
         if self.order.counts_service:
-            self.order.on_tokens(self._served(plan, result))
+            self.order.on_tokens(tokens_by_tenant(plan, result))
         self._placement.loads.changed(worker)
         ended = self._end(worker, result) if result.finished else []
         if worker.trial is not None:
@@ -480,11 +469,6 @@ class Scheduler:
             worker.drain(sequence)  # the worker dropped it; its publish outcome will say why
         if sequence.status is Status.RUNNING:
             worker.cache(sequence)
-
-    @staticmethod
-    def _served(plan: StepPlan, result: StepResult) -> Counter[str]:
-        items = plan.scheduled
-        return Counter(item.sequence.tenant for item in items if result.tokens.get(item.sequence_id) is not None)
 
     def _end(self, worker: WorkerState, result: StepResult) -> list[Sequence]:
         preempted = {sequence.sequence_id: sequence for sequence in worker.queue if sequence.status is Status.PREEMPTED}

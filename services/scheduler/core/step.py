@@ -1,5 +1,6 @@
 """The two records of a step: what the scheduler decided, and what came of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -118,10 +119,18 @@ class StepResult:
     """What came of one plan. Sequences that the worker has dropped meanwhile are absent.
 
     tokens: the token that each sequence sampled; None for a chunk that is not its prompt's last.
-    finished: those that this step ended. seconds: how long the step took, 0 if unknown.
+    finished: those that this step ended. seconds: how long the step took, 0 if unknown. ended_s: when it ended, by the
+    worker's clock.
     """
 
     number: int
     tokens: Mapping[int, int | None]
     finished: Mapping[int, FinishReason] = field(default_factory=dict)
     seconds: float = 0.0
+    ended_s: float = 0.0
+
+
+def tokens_by_tenant(plan: StepPlan, result: StepResult) -> Counter[str]:
+    """Who got how many of a step's tokens."""
+    items = plan.scheduled
+    return Counter(item.sequence.tenant for item in items if result.tokens.get(item.sequence_id) is not None)

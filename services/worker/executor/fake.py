@@ -64,6 +64,7 @@ class FakeExecutor:
         self._vocab = vocab_size
         self._first_token = first_token
         self._step_time_s = step_time_s
+        self._host_s = 0.0
         self._salt = salt
         self._poison = int(os.environ.get(POISON) or -1)
         self.num_host_blocks = num_host_blocks
@@ -79,16 +80,27 @@ class FakeExecutor:
             target[list(copy.targets)] = source[list(copy.sources)]
 
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
-        end = time.monotonic() + self._step_time_s
+        began = time.monotonic()
         for row in rows:
             if self._poison >= 0 and self._poison in row.sequence.tokens[: row.sequence.num_prompt]:
                 signal.raise_signal(signal.SIGKILL)
+        # A device is busy first, and leaves the interpreter to others; the host has the tokens when it is done. What
+        # making them takes here is known from the step before.
+        self._busy(began + self._step_time_s - self._host_s)
+        woken = time.monotonic()
+        for row in rows:
             self._write(row)
         samples = [self._sample(row, set(ban)) for row, ban in zip(rows, banned, strict=True) if row.samples]
         self.num_model_calls += 1
         self.num_rows += sum(row.num_tokens for row in rows)
-        time.sleep(max(0.0, end - time.monotonic()))  # the device is busy; not a synchronisation
+        self._host_s = time.monotonic() - woken
+        self._busy(began + self._step_time_s)
         return samples
+
+    @staticmethod
+    def _busy(until: float) -> None:
+        if (rest := until - time.monotonic()) > 0:
+            time.sleep(rest)
 
     def _slots(self, table: list[int], stop: int) -> np.ndarray:
         positions = np.arange(stop)

@@ -135,30 +135,63 @@ class DecoderOf final : public Decoder {
       };
       for (long i = 0; i < m.num_layers; ++i) {
         const OrcaLayer& l = m.layers[i];
-        for (const Linear* linear : {&l.qkv, &l.output, &l.gate_up, &l.down}) {
-          apply<W>(member, *linear, input(linear->inner), rows, own, drop);
-        }
+        apply<W>(member, l.qkv, normed.rows(m.hidden), 0, rows, own, drop);
+        apply<W>(member, l.output, attended.rows(query_size()), 0, rows, own, drop);
+        apply<W>(member, l.gate_up, normed.rows(m.hidden), 0, rows, own, drop);
+        apply<W>(member, l.down, gated.rows(m.intermediate), 0, rows, own, drop);
       }
-      apply<W>(member, m.head, input(m.hidden), wanted, own, drop);
+      apply<W>(member, m.head, normed.rows(m.hidden), 0, wanted, own, drop);
     });
   }
 
  private:
   static constexpr size_t PHASES = 10;  // of a layer, at most
+  static constexpr long SHARED_ROWS = 32, PART_ROWS = 128;  // of a thread
+
+  struct Piece {
+    int32_t span, offset, count;
+  };
+
+  // Rows that go through the token-wise phases together, and their pieces.
+  struct Part {
+    long begin, end, first_piece, last_piece;
+  };
+
   long query_size() const { return m.heads * m.head_dim; }
   long kv_size() const { return m.kv_heads * m.head_dim; }
-  Rows<W> input(long inner) { return {in.data(), in_scale.data(), inner}; }
+
+  // What a product reads, row by row.
+  struct Input {
+    std::vector<typename W::Elem> data;
+    std::vector<float> scale;  // int8 only
+
+    void reserve(long rows, long inner) {
+      grow(data, rows * inner);
+      if constexpr (QUANTISED) grow(scale, rows * (inner / W::GROUP));
+    }
+    Rows<W> rows(long inner) { return {data.data(), scale.data(), inner}; }
+    void set(long row, const float* value, long inner) {
+      if constexpr (QUANTISED) {
+        quantise(value, &data[row * inner], &scale[row * (inner / W::GROUP)], inner);
+      } else {
+        convert<W>(value, &data[row * inner], inner);
+      }
+    }
+  };
 
   void reserve(long rows, long wanted, bool draws = false) {
-    const long most = std::max({m.hidden, m.intermediate, query_size()});
     grow(x, rows * m.hidden);
     grow(projected, rows * m.layers[0].qkv.columns);
-    grow(wide, std::max(rows, wanted) * most);
-    grow(in, std::max(rows, wanted) * most);
-    if constexpr (QUANTISED) grow(in_scale, std::max(rows, wanted) * (most / W::GROUP));
+    normed.reserve(std::max(rows, wanted), m.hidden);
+    attended.reserve(rows, query_size());
+    gated.reserve(rows, m.intermediate);
+    if constexpr (QUANTISED) {
+      grow(wide_attended, rows * query_size());
+      grow(wide_gated, rows * m.intermediate);
+    }
     grow(queries, rows * query_size());
     grow(best, wanted * team.size());
-    for (auto& one : row_of) grow(one, most);
+    for (auto& one : row_of) grow(one, m.hidden);
     if (draws) grow(held, wanted * m.head.columns);
   }
 
@@ -194,8 +227,26 @@ class DecoderOf final : public Decoder {
     std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
       return (long)a.groups * a.count > (long)b.groups * b.count;
     });
+    plan_parts(s.rows);
     plan_ahead(s);
     for (auto& one : scratch) one.reserve((longest + LANES - 1) / LANES * LANES, m.head_dim);
+  }
+
+  // Few rows go through a layer's products together, the panels of weights shared out. Of many each thread takes parts
+  // through by itself: what it writes it reads again from its own cache, and nobody waits for anybody but at attention.
+  void plan_parts(long rows) {
+    parts.clear();
+    const long threads = team.size(), each = (rows + threads * PART_ROWS - 1) / (threads * PART_ROWS);
+    const long count = threads > 1 && rows >= SHARED_ROWS * threads ? threads * each : 1;
+    Part part{0, 0, 0, 0};
+    for (const Piece& piece : pieces) {
+      part.end += piece.count;
+      ++part.last_piece;
+      if (part.end * count >= rows * (long)(parts.size() + 1)) {
+        parts.push_back(part);
+        part = {part.end, part.end, part.last_piece, part.last_piece};
+      }
+    }
   }
 
   // What attention reads of a layer, in the order in which it does, in pieces for Ahead; and how many of them are due
@@ -233,79 +284,82 @@ class DecoderOf final : public Decoder {
 
   void layer(Team::Member& member, const OrcaStep& s, long index) {
     const OrcaLayer& l = m.layers[index];
-    const long hidden = m.hidden;
-    Ahead& own = ahead[member.index];
-    if (index == 0) own.clear();
-    normalise(member, s.rows, l.attention_norm);
+    const Cache<A> cache{(typename A::Elem*)l.keys, (typename A::Elem*)l.values, m.kv_heads, m.head_dim, m.block_size};
+    if (index == 0) ahead[member.index].clear();
+    each_part(member, [&](auto& crew, const Part& part) { before_attention(crew, s, l, cache, part); });
+    member.each(tiles.size(), [&](long i) { attend_tile(s, cache, tiles[i], scratch[member.index]); });
+    if (index + 1 < m.num_layers)
+      ahead[member.index].aim((&l)[1].keys, (&l)[1].values, to_come, member.index, team.size(), rate);
+    each_part(member, [&](auto& crew, const Part& part) { after_attention(crew, l, part); });
+  }
+
+  template <class Work>
+  void each_part(Team::Member& member, const Work& work) {
+    if (parts.size() == 1) return work(member, parts[0]);
+    member.each(parts.size(), [&](long i) {
+      Team::Alone alone{member.index};
+      work(alone, parts[i]);
+    });
+  }
+
+  template <class Crew>
+  void before_attention(Crew& crew, const OrcaStep& s, const OrcaLayer& l, const Cache<A>& cache, const Part& part) {
+    normalise(crew, part, l.attention_norm);
     const long width = l.qkv.columns;
-    apply<W>(member, l.qkv, input(hidden), s.rows, own, [&](long row, long panel, __m512 a, __m512 b) {
+    Ahead& own = ahead[crew.index];
+    apply<W>(crew, l.qkv, normed.rows(m.hidden), part.begin, part.end, own, [&](long row, long panel, __m512 a, __m512 b) {
       float* to = &projected[row * width + panel * PANEL];
       _mm512_storeu_ps(to, a);
       _mm512_storeu_ps(to + LANES, b);
     });
-    const Cache<A> cache{(typename A::Elem*)l.keys, (typename A::Elem*)l.values, m.kv_heads, m.head_dim, m.block_size};
-    member.each(pieces.size(), [&](long i) { rotate_and_remember(s, l, cache, pieces[i]); });
-    member.each(tiles.size(), [&](long i) { attend_tile(s, cache, tiles[i], scratch[member.index]); });
-    if (index + 1 < m.num_layers) own.aim((&l)[1].keys, (&l)[1].values, to_come, member.index, team.size(), rate);
-    narrow(member, s.rows, query_size());
+    crew.each(part.last_piece - part.first_piece, [&](long i) { rotate_and_remember(s, l, cache, pieces[part.first_piece + i]); });
+  }
+
+  template <class Crew>
+  void after_attention(Crew& crew, const OrcaLayer& l, const Part& part) {
+    const long hidden = m.hidden, inner = m.intermediate;
+    Ahead& own = ahead[crew.index];
     const auto add = [&](long row, long panel, __m512 a, __m512 b) {
       float* to = &x[row * hidden + panel * PANEL];
       _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), a));
       _mm512_storeu_ps(to + LANES, _mm512_add_ps(_mm512_loadu_ps(to + LANES), b));
     };
-    apply<W>(member, l.output, input(query_size()), s.rows, own, add);
-    normalise(member, s.rows, l.mlp_norm);
-    const long inner = m.intermediate;
-    Rows<W> gated = input(inner);
-    gated.data = other_input();
-    apply<W>(member, l.gate_up, input(hidden), s.rows, own, [&](long row, long panel, __m512 gate, __m512 up) {
+    narrow(crew, part, wide_attended, attended, query_size());
+    apply<W>(crew, l.output, attended.rows(query_size()), part.begin, part.end, own, add);
+    normalise(crew, part, l.mlp_norm);
+    apply<W>(crew, l.gate_up, normed.rows(hidden), part.begin, part.end, own, [&](long row, long panel, __m512 gate, __m512 up) {
       const __m512 value = _mm512_mul_ps(silu512(gate), up);
       if constexpr (QUANTISED) {
-        _mm512_storeu_ps(&wide[row * inner + panel * LANES], value);
+        _mm512_storeu_ps(&wide_gated[row * inner + panel * LANES], value);
       } else {
-        W::store(gated.row(row) + panel * LANES, value);
+        W::store(&gated.data[row * inner + panel * LANES], value);
       }
     });
-    if constexpr (QUANTISED) {
-      narrow(member, s.rows, inner);
-      apply<W>(member, l.down, input(inner), s.rows, own, add);
-    } else {
-      apply<W>(member, l.down, gated, s.rows, own, add);
-    }
+    narrow(crew, part, wide_gated, gated, inner);
+    apply<W>(crew, l.down, gated.rows(inner), part.begin, part.end, own, add);
   }
 
-  // The gated values may not overwrite what the same product still reads.
-  typename W::Elem* other_input() {
-    return QUANTISED ? in.data() : (typename W::Elem*)wide.data();
-  }
-
-  void normalise(Team::Member& member, long rows, const float* weight) {
-    member.each(rows, [&](long row) { prepare(member, &x[row * m.hidden], weight, row); });
+  template <class Crew>
+  void normalise(Crew& crew, const Part& part, const float* weight) {
+    crew.each(part.end - part.begin, [&](long i) {
+      const long row = part.begin + i;
+      prepare(crew.index, &x[row * m.hidden], weight, row);
+    });
   }
 
   // The normalised row as a product's input.
-  void prepare(Team::Member& member, const float* from, const float* weight, long row) {
-    float* value = row_of[member.index].data();
+  void prepare(int index, const float* from, const float* weight, long row) {
+    float* value = row_of[index].data();
     rms_norm(from, weight, value, m.hidden, m.norm_eps);
-    to_input(value, row, m.hidden);
-  }
-
-  void to_input(const float* value, long row, long count) {
-    if constexpr (QUANTISED) {
-      quantise(value, &in[row * count], &in_scale[row * (count / W::GROUP)], count);
-    } else {
-      convert<W>(value, &in[row * count], count);
-    }
+    normed.set(row, value, m.hidden);
   }
 
   // int8 only: rows that were made piece by piece can be scaled only when they are whole.
-  void narrow(Team::Member& member, long rows, long count) {
-    if constexpr (QUANTISED) member.each(rows, [&](long row) { to_input(&wide[row * count], row, count); });
+  template <class Crew>
+  void narrow(Crew& crew, const Part& part, const std::vector<float>& wide, Input& to, long inner) {
+    if constexpr (QUANTISED)
+      crew.each(part.end - part.begin, [&](long i) { to.set(part.begin + i, &wide[(part.begin + i) * inner], inner); });
   }
-
-  struct Piece {
-    int32_t span, offset, count;
-  };
 
   // Rotary positions in the halves' order, with the model's own table; norms of heads where the family has them.
   void rotate(float* head, const float* norm, long position) const {
@@ -358,21 +412,21 @@ class DecoderOf final : public Decoder {
       attend<A, n.value>(cache, s.tables + span.table, tile.head, tile.groups, visible, own,
                          [&](int r, long d, __m512 a, __m512 b) {
                            if constexpr (QUANTISED) {
-                             _mm512_storeu_ps(&wide[place[r] + d], a);
-                             _mm512_storeu_ps(&wide[place[r] + d + LANES], b);
+                             _mm512_storeu_ps(&wide_attended[place[r] + d], a);
+                             _mm512_storeu_ps(&wide_attended[place[r] + d + LANES], b);
                            } else {
-                             W::store(&in[place[r] + d], a);
-                             W::store(&in[place[r] + d + LANES], b);
+                             W::store(&attended.data[place[r] + d], a);
+                             W::store(&attended.data[place[r] + d + LANES], b);
                            }
                          });
     });
   }
 
   void logits(Team::Member& member, const OrcaStep& s) {
-    member.each(s.num_wanted, [&](long i) { prepare(member, &x[s.wanted[i] * m.hidden], m.final_norm, i); });
+    member.each(s.num_wanted, [&](long i) { prepare(member.index, &x[s.wanted[i] * m.hidden], m.final_norm, i); });
     Best* own = &best[member.index * s.num_wanted];
     float* const kept = s.logits ? s.logits : s.draws ? held.data() : nullptr;
-    apply<W>(member, m.head, input(m.hidden), s.num_wanted, ahead[member.index], [&](long row, long panel, __m512 a, __m512 b) {
+    apply<W>(member, m.head, normed.rows(m.hidden), 0, s.num_wanted, ahead[member.index], [&](long row, long panel, __m512 a, __m512 b) {
       const long first = panel * PANEL, left = m.vocabulary - first;
       const uint32_t valid = left >= PANEL ? ~0u : (1u << left) - 1;
       own[row].see(a, first, (__mmask16)valid);
@@ -405,10 +459,11 @@ class DecoderOf final : public Decoder {
   }
 
   static constexpr long MAX_HEAD_DIM = 256;
-  std::vector<float> x, projected, wide, in_scale, held;
-  std::vector<typename W::Elem> in;
+  std::vector<float> x, projected, wide_attended, wide_gated, held;
+  Input normed, attended, gated;
   std::vector<typename A::Elem> queries;
   std::vector<Piece> pieces;
+  std::vector<Part> parts;
   std::vector<Tile> tiles;
   std::vector<size_t> to_come;
   float rate = 0;

@@ -100,14 +100,15 @@ ORCA_INLINE void with_rows(int rows, F&& f) {
 
 inline long chunks_of(long rows) { return (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK; }
 
-// out(row, panel, first 16 columns, last 16 columns) for every row and panel; returns when all are done.
-template <class T, class Out>
-void apply(Team::Member& team, const Linear& linear, const Rows<T>& in, long rows, Ahead& ahead, const Out& out) {
-  const long chunks = chunks_of(rows);
-  team.each(linear.columns / PANEL * chunks, [&](long task) {
+// out(row, panel, first 16 columns, last 16 columns) for the rows from begin to end and every panel; returns when all are
+// done. Crew: who shares the work (Team::Member or Alone).
+template <class T, class Crew, class Out>
+void apply(Crew& crew, const Linear& linear, const Rows<T>& in, long begin, long end, Ahead& ahead, const Out& out) {
+  const long rows = end - begin, chunks = chunks_of(rows);
+  crew.each(linear.columns / PANEL * chunks, [&](long task) {
     const long panel = task / chunks, chunk = task % chunks;
-    long first = rows * chunk / chunks;
-    const long end = rows * (chunk + 1) / chunks;
+    long first = begin + rows * chunk / chunks;
+    const long end = begin + rows * (chunk + 1) / chunks;
     const long blocks = (end - first + most_rows<T>() - 1) / most_rows<T>();
     for (long block = 0; block < blocks; ++block) {
       const long left = blocks - block;

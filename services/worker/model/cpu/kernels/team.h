@@ -38,6 +38,16 @@ class Team {
     size_t next_ = 0;
   };
 
+  // A member that does everything by itself.
+  struct Alone {
+    const int index;
+
+    template <class Task>
+    void each(long count, Task&& task) {
+      for (long i = 0; i < count; ++i) task(i);
+    }
+  };
+
   using Job = std::function<void(Member&)>;
 
   explicit Team(int size) : size_(size) {
