@@ -39,12 +39,13 @@ constexpr long most_rows() {
 // The first block of rows waits for the weights themselves.
 inline bool fetches_ahead(long block) { return block > 0 && block <= BLOCKS_AHEAD; }
 
-// sums[r] = row first + r x the panel.
+// result[r] = row first + r x the panel. A function of its own, whatever follows: it is what takes long to compile.
 template <class T, int ROWS, bool FETCH>
-ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel, long first, Ahead& ahead,
-                            __m512 (&sums)[ROWS][2]) {
+__attribute__((noinline)) void panel_sums(const Linear& linear, const Rows<T>& in, long panel, long first, Ahead& ahead,
+                                          __m512 (*result)[2]) {
   const long steps = linear.inner / T::STEP;
   const uint32_t* words = (const uint32_t*)in.row(first);
+  __m512 sums[ROWS][2];
   for (int r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   if constexpr (std::is_same_v<T, I8>) {
     constexpr long group_steps = I8::GROUP / I8::STEP, group_bytes = 128 * (group_steps + 1);
@@ -68,21 +69,15 @@ ORCA_INLINE void panel_sums(const Linear& linear, const Rows<T>& in, long panel,
     }
   } else {
     const uint8_t* weights = linear.weights + panel * steps * 128;
-    if constexpr (!FETCH) return multiply<T, ROWS, 2>(words, steps, weights, steps, sums);
-    for (long k = 0; k < steps; k += AHEAD_LINES)
-      multiply<T, ROWS, 2>(words + k, steps, weights + k * 128, std::min(AHEAD_LINES, steps - k), sums, ahead.next());
+    if constexpr (FETCH) {
+      for (long k = 0; k < steps; k += AHEAD_LINES)
+        multiply<T, ROWS, 2>(words + k, steps, weights + k * 128, std::min(AHEAD_LINES, steps - k), sums, ahead.next());
+    } else {
+      multiply<T, ROWS, 2>(words, steps, weights, steps, sums);
+    }
   }
-}
-
-template <class T, int ROWS, bool FETCH, class Out>
-void panel_rows(const Linear& linear, const Rows<T>& in, long panel, long first, Ahead& ahead, const Out& out) {
-  __m512 sums[ROWS][2];
-  panel_sums<T, ROWS, FETCH>(linear, in, panel, first, ahead, sums);
-  __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-  if (linear.bias)
-    for (int z = 0; z < 2; ++z) bias[z] = _mm512_loadu_ps(linear.bias + panel * PANEL + z * LANES);
   for (int r = 0; r < ROWS; ++r)
-    out(first + r, panel, _mm512_add_ps(sums[r][0], bias[0]), _mm512_add_ps(sums[r][1], bias[1]));
+    for (int z = 0; z < 2; ++z) result[r][z] = sums[r][z];
 }
 
 // Call f with std::integral_constant<int, rows>; rows is 1 .. MAX_ROWS.
@@ -110,15 +105,19 @@ void apply(Crew& crew, const Linear& linear, const Rows<T>& in, long begin, long
     long first = begin + rows * chunk / chunks;
     const long end = begin + rows * (chunk + 1) / chunks;
     const long blocks = (end - first + most_rows<T>() - 1) / most_rows<T>();
+    __m512 sums[MAX_ROWS][2], bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (linear.bias)
+      for (int z = 0; z < 2; ++z) bias[z] = _mm512_loadu_ps(linear.bias + panel * PANEL + z * LANES);
     for (long block = 0; block < blocks; ++block) {
       const long left = blocks - block;
       const int count = (int)((end - first + left - 1) / left);
       const bool fetch = fetches_ahead(block) && ahead.any();
       with_rows(count, [&](auto n) {
-        fetch ? panel_rows<T, n.value, true>(linear, in, panel, first, ahead, out)
-              : panel_rows<T, n.value, false>(linear, in, panel, first, ahead, out);
+        fetch ? panel_sums<T, n.value, true>(linear, in, panel, first, ahead, sums)
+              : panel_sums<T, n.value, false>(linear, in, panel, first, ahead, sums);
       });
-      first += count;
+      for (int r = 0; r < count; ++r, ++first)
+        out(first, panel, _mm512_add_ps(sums[r][0], bias[0]), _mm512_add_ps(sums[r][1], bias[1]));
     }
   });
 }
