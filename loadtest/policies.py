@@ -145,8 +145,8 @@ def main() -> None:
         started = {name: start(policy, Path(folder)) for name, policy in POLICIES.items()}
         try:
             for number in range(args.rounds):
-                for rate in RATES:
-                    requests = TRACES["orca"](round(rate * args.seconds) + 2, number)
+                for index, rate in enumerate(RATES):  # prompts of its own, or the prefix cache would know them
+                    requests = TRACES["orca"](round(rate * args.seconds) + 2, number * len(RATES) + index)
                     for name in (*POLICIES,) if number % 2 == 0 else (*POLICIES,)[::-1]:
                         seen = serve(started[name][0], requests, rate, number)
                         runs[name][rate].append((requests[:-2], seen))

@@ -1,7 +1,7 @@
 """Starts every server, measures them in turn, point by point and round by round, and prints a table with ratios.
 
-While one is measured all others are stopped (SIGSTOP). Each round has prompts of its own, so that no server's prefix
-cache knows them. A point is the median of the rounds. Everything that was seen goes to a JSON file, and pictures
+While one is measured all others are stopped (SIGSTOP). Each round of each point has prompts of its own, so that no
+server's prefix cache knows them. A point is the median of the rounds. Everything that was seen goes to a JSON file, and pictures
 beside it.
 """
 
@@ -140,8 +140,8 @@ def main() -> None:
         for number in range(args.rounds):
             # Whoever comes first does not do so in every round.
             order = field[number % len(field) :] + field[: number % len(field)]
-            for point in points:
-                requests = TRACES[point.trace](point.count + 2, number)
+            for index, point in enumerate(points):
+                requests = TRACES[point.trace](point.count + 2, number * len(points) + index)
                 for server in order:
                     results[point.name][server.name].append(run(server, point, requests, number))
             print(f"\nafter round {number + 1}\n{table(results)}", flush=True)
