@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals, per rate")
-    parser.add_argument("--target-ms", type=float, default=100.0, help="median at which the rates are compared")
+    parser.add_argument("--target-ms", type=float, default=50.0, help="median at which the rates are compared")
     parser.add_argument("--json", type=Path, default=Path("bench-results/policies.json"))
     args = parser.parse_args()
     runs: Runs = {name: {rate: [] for rate in RATES} for name in POLICIES}

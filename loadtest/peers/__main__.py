@@ -1,8 +1,8 @@
 """Starts every server, measures them in turn, point by point and round by round, and prints a table with ratios.
 
-While one is measured all others are stopped (SIGSTOP). Each round of each point has prompts of its own, so that no
-server's prefix cache knows them. A point is the median of the rounds. Everything that was seen goes to a JSON file, and pictures
-beside it.
+While one is measured all others are stopped (SIGSTOP). Each point of each round has prompts of its own, so that no
+server's prefix cache knows them. A point is the median of the rounds. Everything that was seen goes to a JSON file, and
+pictures beside it.
 """
 
 import argparse
