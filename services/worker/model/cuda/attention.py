@@ -42,30 +42,33 @@ class VarlenAttention(Protocol):
 MakeAttention = Callable[[tuple[int, int] | None], VarlenAttention]
 
 
-class _Mixed:
-    """Chunks and decodes in one call."""
+class _FlashInfer:
+    """One of the library's wrappers. ragged: sequences may have any number of rows, not one each."""
 
-    def __init__(self, library: Any, shape: AttentionShape, workspace: torch.Tensor) -> None:
-        self._shape = shape
-        self._wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    def __init__(self, wrapper: Any, shape: AttentionShape, ragged: bool) -> None:
+        self._wrapper, self._shape, self._ragged = wrapper, shape, ragged
 
     def plan(self, tables: StepTables) -> None:
         shape = self._shape
+
+        def on_host(values: list[int]) -> torch.Tensor:
+            return pinned(values, torch.int32, shape.device)
+
         self._wrapper.plan(
-            pinned(tables.query_starts, torch.int32, shape.device),
-            pinned(tables.page_starts, torch.int32, shape.device),
+            *([on_host(tables.query_starts)] if self._ragged else []),
+            on_host(tables.page_starts),
             staged(tables.pages, torch.int32, shape.device),
-            pinned(tables.last_page, torch.int32, shape.device),
+            on_host(tables.last_page),
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
             shape.block_size,
-            causal=True,
+            **({"causal": True} if self._ragged else {}),
             sm_scale=shape.scale,
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
             non_blocking=True,
-            seq_lens=pinned(tables.contexts, torch.int32, shape.device),  # else read back from pageable memory
+            seq_lens=on_host(tables.contexts),  # else read back from pageable memory
         )
 
     def run(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -73,47 +76,21 @@ class _Mixed:
         return out
 
 
-class _Decodes:
-    """A fixed number of decodes, with its tables at fixed places. Tensor cores take any number of heads a key head."""
+def _decode_wrapper(library: Any, workspace: torch.Tensor, size: int, pages: torch.Tensor) -> Any:
+    """For a fixed number of decodes, its tables at fixed places. Tensor cores take any number of heads a key head."""
 
-    def __init__(
-        self, library: Any, shape: AttentionShape, workspace: torch.Tensor, size: int, pages: torch.Tensor
-    ) -> None:
-        self._shape = shape
+    def table(count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=workspace.device)
 
-        def table(count: int) -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=shape.device)
-
-        self._wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace,
-            "NHD",
-            use_cuda_graph=True,
-            use_tensor_cores=True,
-            paged_kv_indptr_buffer=table(size + 1),
-            paged_kv_indices_buffer=pages,
-            paged_kv_last_page_len_buffer=table(size),
-        )
-
-    def plan(self, tables: StepTables) -> None:
-        shape = self._shape
-        self._wrapper.plan(
-            pinned(tables.page_starts, torch.int32, shape.device),
-            staged(tables.pages, torch.int32, shape.device),
-            pinned(tables.last_page, torch.int32, shape.device),
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.block_size,
-            sm_scale=shape.scale,
-            q_data_type=shape.dtype,
-            kv_data_type=shape.dtype,
-            non_blocking=True,
-            seq_lens=pinned(tables.contexts, torch.int32, shape.device),
-        )
-
-    def run(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._wrapper.run(query, (keys, values))
-        return out
+    return library.BatchDecodeWithPagedKVCacheWrapper(
+        workspace,
+        "NHD",
+        use_cuda_graph=True,
+        use_tensor_cores=True,
+        paged_kv_indptr_buffer=table(size + 1),
+        paged_kv_indices_buffer=pages,
+        paged_kv_last_page_len_buffer=table(size),
+    )
 
 
 def flashinfer_attention(shape: AttentionShape) -> MakeAttention:
@@ -127,16 +104,14 @@ def flashinfer_attention(shape: AttentionShape) -> MakeAttention:
     except ImportError:
         raise Unavailable("FlashInfer is not installed: pip install 'orca[cuda]'") from None
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
-    shared: list[
-        torch.Tensor
-    ] = []  # graphs never run together, so one table of pages does for all; the largest is first
+    pages: list[torch.Tensor] = []  # graphs never run together: the table of the first, and largest, does for all
 
     def make(graph: tuple[int, int] | None) -> VarlenAttention:
         if graph is None:
-            return _Mixed(flashinfer, shape, workspace)
-        size, pages = graph
-        if not shared or shared[0].numel() < pages:
-            shared[:] = [torch.zeros(pages, dtype=torch.int32, device=shape.device)]
-        return _Decodes(flashinfer, shape, workspace, size, shared[0])
+            return _FlashInfer(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD"), shape, ragged=True)
+        size, most = graph
+        if not pages or pages[0].numel() < most:
+            pages[:] = [torch.zeros(most, dtype=torch.int32, device=shape.device)]
+        return _FlashInfer(_decode_wrapper(flashinfer, workspace, size, pages[0]), shape, ragged=False)
 
     return make
