@@ -12,6 +12,7 @@ import torch
 from services.common.request import SamplingParams
 from services.worker.core.plan import Sampled, TokenLogprobs
 from services.worker.model.backend import Draw
+from services.worker.model.transfer import staged
 
 GREEDY_BELOW = 1e-3
 FIRST_CANDIDATES = 64
@@ -114,24 +115,18 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
 def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """Token ids, [rows], at temperatures above 0. On a GPU nothing here waits for the device."""
     device = logits.device
-    temperature = _column([draw.temperature for draw in draws], logits.dtype, device)
+    temperature = staged([draw.temperature for draw in draws], logits.dtype, device)
     scaled = logits / temperature.unsqueeze(1)
-    u = _column([draw.uniform for draw in draws], torch.float64, device)
+    u = staged([draw.uniform for draw in draws], torch.float64, device)
     out = torch.empty(len(draws), dtype=torch.long, device=device)
     filtered = [bool(draw.top_k > 0 or draw.top_p < 1.0 or draw.min_p > 0.0) for draw in draws]
     for wanted, function in ((False, _draw_plain), (True, _draw_filtered)):
         chosen = [index for index, flag in enumerate(filtered) if flag is wanted]
         if chosen:
-            at = _column(chosen, torch.int64, device)
+            at = staged(chosen, torch.int64, device)
             tokens = function(scaled.index_select(0, at), [draws[index] for index in chosen], u.index_select(0, at))
             out.index_copy_(0, at, tokens)
     return out
-
-
-def _column(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the device, without waiting for it."""
-    pinned = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return pinned.to(device, non_blocking=True)
 
 
 def _draw_plain(scaled: torch.Tensor, _: Sequence[Draw], u: torch.Tensor) -> torch.Tensor:
@@ -162,9 +157,9 @@ def _draw_filtered(scaled: torch.Tensor, draws: Sequence[Draw], u: torch.Tensor)
     vocabulary = scaled.shape[1]
     device = scaled.device
     norm = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    limits = _column([draw.top_k or vocabulary for draw in draws], torch.int64, device)
-    top_p = _column([draw.top_p for draw in draws], torch.float64, device)
-    min_p = _column([draw.min_p for draw in draws], torch.float64, device)
+    limits = staged([draw.top_k or vocabulary for draw in draws], torch.int64, device)
+    top_p = staged([draw.top_p for draw in draws], torch.float64, device)
+    min_p = staged([draw.min_p for draw in draws], torch.float64, device)
     width = vocabulary
     if device.type == "cpu":
         width = min(vocabulary, max(FIRST_CANDIDATES, *(draw.top_k for draw in draws)))

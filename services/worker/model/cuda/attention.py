@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from services.worker.model.backend import Unavailable
-from services.worker.model.cuda.staging import pinned, staged
 from services.worker.model.cuda.tables import StepTables
+from services.worker.model.transfer import pinned, staged
 
 WORKSPACE_BYTES = 256 << 20
 HEAD_DIMS = (64, 128, 256)

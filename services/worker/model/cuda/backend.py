@@ -13,9 +13,10 @@ import torch
 from services.worker.model.backend import Caches, Draw, FlatStep, Logits, Unavailable
 from services.worker.model.cuda.attention import AttentionShape, MakeAttention, VarlenAttention, flashinfer_attention
 from services.worker.model.cuda.graphs import Capture, cuda_capture
-from services.worker.model.cuda.staging import Rows, Staging, staged
+from services.worker.model.cuda.staging import Rows, Staging
 from services.worker.model.cuda.tables import StepTables, build_tables, graph_sizes, only_decodes, padded, size_for
 from services.worker.model.sampler import draw_tokens
+from services.worker.model.transfer import staged
 
 MOST_DECODES = 256
 EAGER_ROWS = 4096

@@ -1,24 +1,13 @@
-"""Small tensors to the device without waiting for it: copied from pinned memory, in the order of the stream.
+"""What a step has per row, on the device by one asynchronous copy.
 
-Memory that a copy reads must stay as it is until that is done: each step ends by waiting for its tokens, so what the
-next one writes over was read long ago.
+Each step ends by waiting for its tokens, so the memory that the next one writes over was read long ago.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from services.worker.model.cuda.tables import StepTables
-
-
-def pinned(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """In host memory that `device` can read by itself."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-
-
-def staged(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return pinned(values, dtype, device).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
