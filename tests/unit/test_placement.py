@@ -53,6 +53,20 @@ def test_a_sequence_goes_where_its_prefix_is_cached_unless_that_worker_is_much_b
     drain(core)
 
 
+def test_a_long_prefix_that_is_cached_does_not_count_against_the_budget() -> None:
+    """Prompts longer than a step's tokens, of which but one is new: all of them start in the next plan."""
+    core = builders.scheduler(num_blocks=600, max_num_seqs=32, token_budget=48)
+    core.add([Sequence("first", 0, (*PREFIX, 900), 2, 0)])
+    drain(core)
+    for index in range(20):
+        core.add([Sequence(f"again{index}", 0, (*PREFIX, index), 2, index + 1)])
+    core.place()
+    plan = core.schedule("w0")
+    assert plan is not None
+    assert (len(plan.add), plan.num_tokens) == (20, 20)
+    drain(core)
+
+
 def test_an_adapter_is_scored() -> None:
     core = builders.scheduler(workers=0)
     core.add_worker("w0", builders.limits())

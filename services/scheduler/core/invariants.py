@@ -72,7 +72,8 @@ def _check_sets(worker: WorkerState) -> None:
     assert worker.num_drained == len(drained)
     attended = sum(sequence.num_scheduled + 1 for sequence in worker.decoding.values())
     assert worker.attended == attended, "the decode set's context is miscounted"
-    assert worker.queued_blocks == sum(worker.queue.values())
+    assert worker.queued_blocks == sum(claim.blocks for claim in worker.queue.values())
+    assert worker.queued_tokens == sum(claim.tokens for claim in worker.queue.values())
     assert sum(worker.tpot_targets.values()) == len(worker.running)
     for sequence in worker.decoding.values():
         has_slot = sequence.num_scheduled < len(sequence.block_table) * worker.limits.block_size

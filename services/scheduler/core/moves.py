@@ -34,7 +34,7 @@ def _stranded(
             continue
         if sequence.last_plan > worker.applied or not sequence.remaining:
             continue
-        blocks = worker.queue[sequence]
+        blocks = worker.queue[sequence].blocks
         if worker.pool.num_free - blocks >= placement.spare(worker) and worker.num_active < worker.limits.max_active:
             continue
         for target in targets:

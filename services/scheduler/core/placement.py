@@ -136,10 +136,13 @@ class Placement:
 
     def cost(self, sequence: Sequence, worker: WorkerState) -> int:
         """Score, in tokens to compute: less is better."""
-        hits = len(worker.pool.find(self._digests(sequence, worker))) if worker.caches else 0
-        todo = sequence.num_tokens - hits * worker.limits.block_size
         missing = bool(sequence.adapter) and sequence.adapter not in worker.limits.adapters
-        return todo + LOAD_TOKENS * worker.load + ADAPTER_TOKENS * missing
+        return self.to_compute(sequence, worker) + LOAD_TOKENS * worker.load + ADAPTER_TOKENS * missing
+
+    def to_compute(self, sequence: Sequence, worker: WorkerState) -> int:
+        """Its tokens that the worker's prefix cache does not have."""
+        hits = len(worker.pool.find(self._digests(sequence, worker))) if worker.caches else 0
+        return sequence.num_tokens - hits * worker.limits.block_size
 
     def _holders(self, sequence: Sequence) -> list[WorkerState]:
         """Workers that hold most of what anybody holds of it."""

@@ -257,7 +257,8 @@ class Scheduler:
         sequence.worker = worker.name
         self.order.on_selected(sequence)
         slots = self.batching.reserve(sequence, worker.limits)
-        worker.enqueue(sequence, blocks_for(slots, worker.limits.block_size))
+        todo = self._placement.to_compute(sequence, worker)
+        worker.enqueue(sequence, blocks_for(slots, worker.limits.block_size), todo)
         self._placement.loads.changed(worker)
         self.awake[worker.name] = None
         self._note(sequence, Reason.PLACED, worker.name)

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from services.scheduler.core.block_manager import BlockPool
 from services.scheduler.core.cost import StepTimeModel
@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from services.scheduler.core.trials import Trial
 
 
+class Claim(NamedTuple):
+    """What a sequence that waits on a worker wants of its next plan."""
+
+    blocks: int
+    tokens: int
+
+
 class WorkerState:
     """One worker (model replica) as the scheduler sees it.
 
     running: sequences that hold blocks here, by assignment, in the order of admission. Each is in one of
     prefilling, decoding (one token in every plan, until said otherwise), held (would decode, sits out) or is drained.
-    queue: sequences bound to this worker, preempted here or placed here for its next plan, and the blocks each wants.
+    queue: sequences bound to this worker, preempted here or placed here for its next plan, and what each wants.
     ended: their worker said so, the journal does not yet.
     """
 
@@ -35,7 +42,7 @@ class WorkerState:
         self.decoding: dict[int, Sequence] = {}
         self.held: dict[int, Sequence] = {}
         self.ended: dict[int, Sequence] = {}
-        self.queue: dict[Sequence, int] = {}
+        self.queue: dict[Sequence, Claim] = {}
         self.queued_blocks = 0
         self.queued_tokens = 0
         self.incoming: dict[Sequence, None] = {}  # moving here, and not yet arrived
@@ -161,16 +168,18 @@ class WorkerState:
 
     # -- coming and going
 
-    def enqueue(self, sequence: Sequence, blocks: int) -> None:
-        """It is bound to this worker and waits for its next plan, or for blocks."""
-        self.queue[sequence] = blocks
+    def enqueue(self, sequence: Sequence, blocks: int, tokens: int = 0) -> None:
+        """It is bound to this worker and waits for its next plan, or for blocks. tokens: that it will compute there, as
+        far as is known."""
+        self.queue[sequence] = Claim(blocks, tokens)
         self.queued_blocks += blocks
-        self.queued_tokens += sequence.num_tokens if sequence.status is Status.WAITING else 0
+        self.queued_tokens += tokens
 
     def dequeue(self, sequence: Sequence) -> None:
-        """It waits here no longer. Call before its status changes."""
-        self.queued_blocks -= self.queue.pop(sequence)
-        self.queued_tokens -= sequence.num_tokens if sequence.status is Status.WAITING else 0
+        """It waits here no longer."""
+        claim = self.queue.pop(sequence)
+        self.queued_blocks -= claim.blocks
+        self.queued_tokens -= claim.tokens
 
     def enter(self, sequence: Sequence) -> None:
         """It has a slot here."""
