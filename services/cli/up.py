@@ -138,6 +138,8 @@ class System:
             "ORCA_REDIS_URL": self.redis_url,
             "ORCA_PARTITION": self._settings.partition,
             "ORCA_LOG_LEVEL": self._settings.log_level,
+            "ORCA_LOG_FORMAT": self._settings.log_format,
+            "ORCA_OTLP_ENDPOINT": self._settings.otlp_endpoint,
             "ORCA_METRICS_PORT": str(port),
         }
         if service != "router":

@@ -1,10 +1,17 @@
 """Prometheus: a registry per process, served on a port of its own. Names are declared here, once."""
 
+import threading
 from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
+
+from services.common.errors import ConfigurationError
+from services.common.health import Health
 
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -24,6 +31,15 @@ class RouterMetrics:
         )
         self.inter_token_latency = Histogram(
             "orca_inter_token_latency_seconds", "Between token events", buckets=LATENCY_BUCKETS, registry=registry
+        )
+        self.time_per_output_token = Histogram(
+            "orca_time_per_output_token_seconds",
+            "Of one request: from its first token to its last, by token",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.request_duration = Histogram(
+            "orca_request_duration_seconds", "From receipt to the end", buckets=LATENCY_BUCKETS, registry=registry
         )
         self.prompt_tokens = Counter("orca_prompt_tokens_total", "Prompt tokens accepted", registry=registry)
         self.generated_tokens = Counter("orca_generated_tokens_total", "Tokens generated", registry=registry)
@@ -109,7 +125,28 @@ def counted_elsewhere(
     registry.register(_Counted(name, text, value, worker))
 
 
-def serve(registry: CollectorRegistry, port: int, host: str = "127.0.0.1") -> int:
-    """Serve /metrics on a thread; returns the port. Raises OSError if it is taken."""
-    server, _ = start_http_server(port, host, registry)
+class _Silent(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def serve(registry: CollectorRegistry, health: Health, host: str, port: int) -> int:
+    """Serve /metrics and /health on threads; returns the port. Raises ConfigurationError if it is taken."""
+    exposition = make_wsgi_app(registry)
+
+    def app(environ: Any, start_response: Any) -> Any:
+        answer = health.answer(environ["PATH_INFO"])
+        if answer is None:
+            return exposition(environ, start_response)
+        status, text = answer
+        start_response(f"{status} {'OK' if status == 200 else 'Service Unavailable'}", [("Content-Type", "text/plain")])
+        return [text.encode()]
+
+    try:
+        server = make_server(host, port, app, ThreadingWSGIServer, _Silent)
+    except OSError as error:
+        raise ConfigurationError(f"--metrics-port {port}: {error.strerror}") from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)

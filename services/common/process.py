@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from services.common.errors import ConfigurationError
+from services.common.health import Health
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def on_signals(stop: Stop) -> None:
         asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
-async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], str]) -> None:
+async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], str], health: Health) -> None:
     """Register `name` every second; says when Redis is away and when it is back. Ends by cancellation."""
     away = False
     waits = backoff()
@@ -69,11 +70,13 @@ async def heartbeat(store: Store, kind: str, name: str, document: Callable[[], s
             if not away:
                 log.warning("Redis does not answer (%s); trying again", error)
                 away = True
+            health.reachable = False
             await anext(waits)
             continue
         if away:
             log.warning("Redis is back")
             away, waits = False, backoff()
+        health.reachable = True
         await asyncio.sleep(HEARTBEAT_S)
 
 

@@ -26,8 +26,13 @@ class OrcaSettings(BaseSettings):
 
     redis_url: SecretStr = Field(SecretStr("redis://127.0.0.1:6379/0"), description="Redis or Valkey, 7 or later")
     partition: str = Field("default", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the partition")
-    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics on loopback; 0 picks a free one")
+    metrics_host: str = Field("127.0.0.1", description="address of /metrics and /health")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics and /health; 0 picks a free one")
+    otlp_endpoint: str = Field(
+        "", description="send traces and metrics to this OTLP/gRPC address, e.g. http://host:4317"
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+    log_format: str = Field("text", pattern="^(text|json)$", description="text or json")
 
 
 S = TypeVar("S", bound=BaseSettings)

@@ -40,6 +40,7 @@ def create_app(
     app = FastAPI(title="Orca", version="0.1.0")
     app.include_router(routes.build(service))
 
+    @app.get("/health/started")
     @app.get("/health/live")
     async def live() -> dict[str, str]:
         return {"status": "ok"}

@@ -9,14 +9,16 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from services.common import log as logs
-from services.common import metrics, process
+from services.common import metrics, process, telemetry
 from services.common.admission import AdmissionLimits
 from services.common.errors import ConfigurationError
+from services.common.health import Health
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import parse
@@ -29,6 +31,10 @@ from services.router.api.routes import Service
 from services.router.app import Readiness, create_app
 from services.router.core.chat import ChatEncoder
 from services.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from services.common.telemetry.tracing import Tracing
+    from services.router.api.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +49,7 @@ def make_service(
     registry: CollectorRegistry,
     pool: TokenizingPool,
     usage: Callable[[], Awaitable[dict[str, dict[str, int]]]],
+    tracing: "Tracing | None",
 ) -> Service:
     encoder = TextEncoder(files.tokenizer_json)
     return Service(
@@ -59,7 +66,14 @@ def make_service(
         timeout_s=settings.request_timeout,
         model_names=frozenset({files.name, settings.model}),
         started=int(time.time()),
+        spans=make_spans(tracing) if tracing else None,
     )
+
+
+def make_spans(tracing: "Tracing") -> "Spans":
+    from services.router.api.spans import Spans  # imports OpenTelemetry
+
+    return Spans(tracing)
 
 
 class _Server(uvicorn.Server):
@@ -83,7 +97,8 @@ async def serve(settings: RouterSettings) -> None:
     backend = Backend(store, incarnation, limits, windows)
     registry = CollectorRegistry()
     pool = TokenizingPool()
-    service = make_service(settings, files, backend, registry, pool, store.usage)
+    tracing = telemetry.configure(settings, "router", settings.name, registry)
+    service = make_service(settings, files, backend, registry, pool, store.usage, tracing)
     readiness = Readiness(backend)
     ports = [port for port in settings.fleet_metrics.split(",") if port]
     app = create_app(service, readiness, registry, ports)
@@ -123,7 +138,7 @@ async def serve(settings: RouterSettings) -> None:
         """Registered is who answers."""
         while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(0.01)
-        await process.heartbeat(store, "routers", incarnation, lambda: json.dumps({"name": settings.name}))
+        await process.heartbeat(store, "routers", incarnation, lambda: json.dumps({"name": settings.name}), Health())
 
     serving = asyncio.ensure_future(_serve_http(server, listening_socket(settings)))
     try:
@@ -134,6 +149,8 @@ async def serve(settings: RouterSettings) -> None:
     finally:
         pool.close()
         await store.aclose()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 async def _forever(serving: "asyncio.Future[None]") -> None:
@@ -166,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"orca router: {error.message}\n")
         return 2
-    logs.configure(settings.name, settings.log_level)
+    logs.configure(settings.name, settings.log_level, settings.log_format)
     return process.run(serve(settings), "orca router")
 
 

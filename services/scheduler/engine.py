@@ -11,6 +11,7 @@ from itertools import count
 from typing import Protocol
 
 from services.common.journal import Crash, FenceAnswer
+from services.common.log import about
 from services.common.request import GenerateRequest, SamplingParams
 from services.scheduler.core.request import FinishReason, Sequence, Slo, Status
 from services.scheduler.core.scheduler import Scheduler
@@ -32,6 +33,7 @@ class Assignment:
     item: Scheduled
     attempt: int
     params: SamplingParams
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class Recorder(Protocol):
         ...
 
 
+class Waits(Protocol):
+    """Is told when sequences begin to wait for a place, and when they have one. Absent where nobody traces."""
+
+    def begin(self, request: GenerateRequest, choice: int, why: str, since_s: float = 0.0) -> None: ...
+
+    def placed(self, request: GenerateRequest, sequence: Sequence) -> None: ...
+
+    def gone(self, request: GenerateRequest, sequence: Sequence) -> None: ...
+
+
 @dataclass(slots=True)
 class Record:
     """A request in the system. open: choices whose finish is not in the journal yet. deadline_s: on the engine's clock.
@@ -105,10 +117,12 @@ class Engine:
         depth: int = 0,
         slo: Slo = NO_SLO,
         recorder: Recorder | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self.core = core
         self._slo = slo
         self._recorder = recorder
+        self._waits = waits
         self.num_plans = 0
         self.num_recovered = 0
         self.records: dict[str, Record] = {}
@@ -155,6 +169,9 @@ class Engine:
         todo = [sequence for sequence in sequences if sequence.choice in record.open]
         if todo:
             self.core.add(todo)
+        if self._waits:
+            for choice in record.open:
+                self._waits.begin(request, choice, "arrival", arrived_s)
         if todo and fence.crashes:
             self.core.accuse(todo)  # it crashed alone under another leader
         if fence.aborted:
@@ -171,7 +188,7 @@ class Engine:
     def _end_if_impossible(self, request_id: str) -> None:
         waiting = (s for s in self.core.sequences(request_id) if s.status is Status.WAITING)
         if not all(self.core.can_ever_fit(sequence) for sequence in waiting):
-            log.error("request %s can never fit on any worker", request_id)
+            log.error("request %s can never fit on any worker", request_id, extra=self._about(request_id))
             self._end(request_id, FinishReason.ERROR)
 
     def on_abort(self, request_id: str) -> None:
@@ -210,6 +227,9 @@ class Engine:
         self.core.forget(request_id)
         if self._recorder:
             self._recorder.request(record)
+        if self._waits:
+            for sequence in record.sequences:
+                self._waits.gone(record.request, sequence)
         for sequence_id in record.assignments:
             del self._assigned[sequence_id]
         if not self.records:
@@ -243,7 +263,13 @@ class Engine:
             crash = Crash.NONE
             if request_id in accused:
                 crash = Crash.ALONE if len(accused) == 1 else Crash.SHARED
-            self._journal.recover(request_id, [sequence.choice for sequence in sequences], crash)
+            self._recover(request_id, [sequence.choice for sequence in sequences], "loss", crash)
+
+    def _recover(self, request_id: str, choices: list[int], why: str, crash: Crash = Crash.NONE) -> None:
+        if self._waits:
+            for choice in choices:
+                self._waits.begin(self.records[request_id].request, choice, why)
+        self._journal.recover(request_id, choices, crash)
 
     def on_drain(self, name: str) -> None:
         """A worker wants to go, or an operator wants it empty. Idempotent."""
@@ -289,7 +315,7 @@ class Engine:
         elif sequence.sequence_id == outcome.sequence_id and sequence.status is not Status.FINISHED:
             # Differs, gap or stale: the journal wins, and the sequence continues from it.
             self.core.suspend(sequence)
-            self._journal.recover(request_id, [choice])
+            self._recover(request_id, [choice], "journal")
             self.num_recovered += 1
             self._count_stall(self.records[request_id], choice)
 
@@ -299,7 +325,7 @@ class Engine:
         if record is None:
             return
         if isinstance(fence, str):
-            log.info("request %s: %s at recovery", request_id, fence)
+            log.info("request %s: %s at recovery", request_id, fence, extra=self._about(request_id))
             self.on_finished(request_id, choices)
             return
         for choice in choices:
@@ -310,7 +336,8 @@ class Engine:
             elif sequence.status is Status.RECOVERING:
                 self.core.resume(sequence, fenced.token_ids)
         if (fence.crashes or 0) >= MAX_CRASHES:
-            log.error("request %s has crashed its worker %d times, alone", request_id, MAX_CRASHES)
+            text = "request %s has crashed its worker %d times, alone"
+            log.error(text, request_id, MAX_CRASHES, extra=self._about(request_id))
             self._end(request_id, FinishReason.ERROR)
         elif fence.aborted:
             self.on_abort(request_id)
@@ -322,8 +349,12 @@ class Engine:
         then, stalls = record.stalls.get(choice, (known, 0))
         record.stalls[choice] = (known, stalls + 1 if known <= then else 1)
         if record.stalls[choice][1] > MAX_STALLS:
-            log.error("request %s gets no token into its journal", record.request.request_id)
-            self._end(record.request.request_id, FinishReason.ERROR)
+            request_id = record.request.request_id
+            log.error("request %s gets no token into its journal", request_id, extra=self._about(request_id))
+            self._end(request_id, FinishReason.ERROR)
+
+    def _about(self, request_id: str) -> dict[str, str]:
+        return about(self.records[request_id].request.traceparent)
 
     # -- plans
 
@@ -347,16 +378,27 @@ class Engine:
                 if plan is None:
                     break
                 self.num_plans += 1
+                if self._waits:
+                    self._note_preempted(plan, self._waits)
                 link.send(plan, [self._assign(item) for item in plan.add])
             self._recover_moving()
 
+    def _note_preempted(self, plan: StepPlan, waits: Waits) -> None:
+        for sequence_id in plan.release:
+            sequence = self._assigned.get(sequence_id)
+            if sequence is not None and sequence.status is Status.PREEMPTED:
+                waits.begin(self.records[sequence.request_id].request, sequence.choice, "preemption")
+
     def _recover_moving(self) -> None:
         for sequence in self.core.take_moving():
-            self._journal.recover(sequence.request_id, [sequence.choice])
+            self._recover(sequence.request_id, [sequence.choice], "move")
 
     def _assign(self, item: Scheduled) -> Assignment:
         sequence = item.sequence
         record = self.records[sequence.request_id]
         record.assignments.append(item.sequence_id)
         self._assigned[item.sequence_id] = sequence
-        return Assignment(item, record.attempts[sequence.choice], record.request.params)
+        if self._waits:
+            self._waits.placed(record.request, sequence)
+        request = record.request
+        return Assignment(item, record.attempts[sequence.choice], request.params, request.traceparent)

@@ -3,19 +3,21 @@
 import asyncio
 import logging
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from services.common import log as logs
-from services.common import metrics, process
+from services.common import metrics, process, telemetry
 from services.common.errors import ConfigurationError
-from services.common.failpoints import failpoint
-from services.common.redis.store import CONNECTION_ERRORS, Store, connect, until_answered
+from services.common.health import Health
+from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import parse
+from services.scheduler.adapters.discovery import Discovery, RedisDiscovery
+from services.scheduler.adapters.leadership import Leadership, RedisLeadership
 from services.scheduler.adapters.recorder import TraceRecorder
 from services.scheduler.adapters.redis_journal import RedisJournal
 from services.scheduler.adapters.workers import Workers
@@ -27,58 +29,13 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine import Engine
 from services.scheduler.settings import SchedulerSettings
 
+if TYPE_CHECKING:
+    from services.common.telemetry.tracing import Tracing
+    from services.scheduler.adapters.spans import QueueSpans
+
 log = logging.getLogger(__name__)
 
-# A lead is renewed every RENEW_S and lapses after its time to live; a standby that sees it lapsed waits CLAIM_S more,
-# in which a leader that was only cut off from Redis renews it.
-LEAD_TTL_MS = 900
-RENEW_S = 0.2
-CLAIM_S = 0.3
-STANDBY_S = 0.1
 HAND_OVER_S = 5.0
-
-
-class LeadLost(process.ProcessEnded):
-    """Another scheduler leads: this process ends, and its supervisor starts it as a standby."""
-
-
-async def take_lead(store: Store, identity: str) -> int:
-    """Wait until the lead is ours; returns the epoch."""
-    vacant_since: float | None = None
-    said = False
-    while True:
-        claim = vacant_since is not None and time.monotonic() - vacant_since >= CLAIM_S
-        try:
-            lead = await store.lead(identity, LEAD_TTL_MS, claim=claim)
-        except CONNECTION_ERRORS as error:
-            log.log(logging.DEBUG if said else logging.WARNING, "Redis does not answer (%s); trying again", error)
-            lead = None
-        else:
-            if lead is None and not said:
-                log.info("another scheduler leads; standing by")
-        if isinstance(lead, tuple):
-            failpoint("lead.taken")
-            await until_answered(store.load_functions)
-            return lead[0]
-        if lead != "vacant":
-            vacant_since = None
-        elif vacant_since is None:
-            vacant_since = time.monotonic()
-        said = True
-        await asyncio.sleep(STANDBY_S)
-
-
-async def keep_lead(store: Store, identity: str, epoch: int) -> None:
-    """Renew the lead. Cut off from Redis, go on under the epoch. Raises LeadLost when another has it."""
-    while True:
-        await asyncio.sleep(RENEW_S)
-        try:
-            lead = await store.lead(identity, LEAD_TTL_MS, epoch)
-        except CONNECTION_ERRORS:
-            log.debug("Redis does not answer; going on under epoch %d", epoch)
-            continue
-        if not isinstance(lead, tuple) or lead[0] != epoch:
-            raise LeadLost(f"epoch {epoch} is over")
 
 
 def expose(engine: Engine, registry: CollectorRegistry) -> None:
@@ -110,35 +67,81 @@ def make_core(settings: SchedulerSettings, epoch: int) -> Scheduler:
     return Scheduler(BATCHING_POLICIES[settings.policy](), ORDER_POLICIES[settings.order](), config)
 
 
+def make_cluster(settings: SchedulerSettings, store: Store, identity: str) -> tuple[Discovery, Leadership]:
+    """Where workers are found and who elects. Raises ConfigurationError."""
+    discovery: Discovery = RedisDiscovery(store)
+    leadership: Leadership = RedisLeadership(store, identity)
+    if "kubernetes" in (settings.discovery, settings.leadership):
+        try:
+            from services.scheduler.adapters import kubernetes
+        except ImportError as error:
+            raise ConfigurationError(f"--discovery kubernetes needs the 'kubernetes' extra: {error}") from None
+        api = kubernetes.api_client()
+        if settings.discovery == "kubernetes":
+            discovery = kubernetes.EndpointSlices(api, settings.namespace, settings.worker_selector)
+        if settings.leadership == "kubernetes":
+            lease = kubernetes.Lease(api, settings.namespace, settings.lease, identity, settings.lease_seconds)
+            leadership = kubernetes.LeaseLeadership(lease, store, identity)
+    return discovery, leadership
+
+
+def make_spans(tracing: "Tracing") -> "QueueSpans":
+    from services.scheduler.adapters.spans import QueueSpans  # imports OpenTelemetry
+
+    return QueueSpans(tracing)
+
+
 async def serve(settings: SchedulerSettings) -> None:
-    """Lead until a signal, or until the lead is lost. Raises ConfigurationError."""
-    with closing(TraceRecorder(settings.record, settings.record_steps)) as recorder:
-        await lead(settings, recorder)
-
-
-async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
-    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
-    identity = f"{settings.name}-{uuid.uuid4().hex[:12]}"
+    """Stand by, then lead until a signal, or until the lead is lost. Raises ConfigurationError."""
     stop = process.Stop()
     process.on_signals(stop)
-    beat = asyncio.create_task(process.heartbeat(store, "schedulers", identity, lambda: "{}"))
-    taking = asyncio.create_task(take_lead(store, identity))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if not taking.done():
-        await process.end(taking, beat)
-        await store.aclose()
-        return
-    epoch = taking.result()
-    log.info("leading with epoch %d: %s, %s", epoch, settings.policy, settings.order)
-    core = make_core(settings, epoch)
-    journal = RedisJournal(store, epoch)
-    slo = Slo(settings.ttft_target_ms / 1000, settings.tpot_target_ms / 1000)
-    engine = Engine(core, journal, settings.depth, slo, recorder)
-    workers = Workers(store, engine, epoch, settings.max_num_seqs, settings.token_budget, settings.silence)
     registry = CollectorRegistry()
-    expose(engine, registry)
-    metrics.serve(registry, settings.metrics_port)
+    health = Health()
+    metrics.serve(registry, health, settings.metrics_host, settings.metrics_port)
+    tracing = telemetry.configure(settings, "scheduler", settings.name, registry)
+    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
+    identity = f"{settings.name}-{uuid.uuid4().hex[:12]}"
+    discovery, leadership = make_cluster(settings, store, identity)
+    beat = process.heartbeat(store, "schedulers", identity, lambda: "{}", health)
+    background = [asyncio.create_task(beat), asyncio.create_task(health.run())]
+    health.started = True
+    try:
+        with closing(TraceRecorder(settings.record, settings.record_steps)) as recorder:
+            epoch = await unless_stopped(stop, leadership)
+            if epoch is None:
+                return
+            log.info("leading with epoch %d: %s, %s", epoch, settings.policy, settings.order)
+            core = make_core(settings, epoch)
+            journal = RedisJournal(store, epoch)
+            slo = Slo(settings.ttft_target_ms / 1000, settings.tpot_target_ms / 1000)
+            waits = make_spans(tracing) if tracing else None
+            engine = Engine(core, journal, settings.depth, slo, recorder, waits)
+            workers = Workers(
+                store, discovery, engine, epoch, settings.max_num_seqs, settings.token_budget, settings.silence
+            )
+            expose(engine, registry)
+            await lead(stop, engine, journal, workers, leadership, epoch)
+    finally:
+        await process.end(*background)
+        await store.aclose()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
+
+async def unless_stopped(stop: process.Stop, leadership: Leadership) -> int | None:
+    """The epoch, once the lead is ours; None if this process was asked to end before."""
+    taking, stopping = asyncio.ensure_future(leadership.take()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return taking.result() if taking.done() else None
+    finally:
+        await process.end(taking, stopping)
+
+
+async def lead(
+    stop: process.Stop, engine: Engine, journal: RedisJournal, workers: Workers, leadership: Leadership, epoch: int
+) -> None:
+    """Until a signal, which hands the lead over. Raises LeadLost."""
 
     async def hand_over() -> None:
         """The steps under way end and their tokens are applied; then another may lead."""
@@ -156,16 +159,12 @@ async def lead(settings: SchedulerSettings, recorder: TraceRecorder) -> None:
             journal.work(engine),
             journal.watch(engine),
             journal.reap(engine),
-            keep_lead(store, identity, epoch),
+            leadership.keep(epoch),
             drain=hand_over,
         )
-        await store.lead(identity, 0)
+        await leadership.resign()
     except CONNECTION_ERRORS as error:
         log.warning("could not resign: %s", error)
-    finally:
-        stopping.cancel()
-        await process.end(beat)
-        await store.aclose()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"orca scheduler: {error.message}\n")
         return 2
-    logs.configure(settings.name, settings.log_level)
+    logs.configure(settings.name, settings.log_level, settings.log_format)
     return process.run(serve(settings), "orca scheduler")
 
 

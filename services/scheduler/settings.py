@@ -9,6 +9,8 @@ from services.scheduler.core.policies import BATCHING_POLICIES
 # Names as the flags accept them.
 POLICIES = f"^({'|'.join(BATCHING_POLICIES)})$"
 ORDERS = f"^({'|'.join(ORDER_POLICIES)})$"
+WHERE = "^(redis|kubernetes)$"
+DNS_NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
 
 class SchedulingSettings(OrcaSettings):
@@ -33,3 +35,11 @@ class SchedulerSettings(SchedulingSettings):
     """Decides every iteration of every worker of a partition."""
 
     name: str = Field("scheduler-0", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name of this scheduler")
+    discovery: str = Field("redis", pattern=WHERE, description="where workers are found: redis or kubernetes")
+    leadership: str = Field("redis", pattern=WHERE, description="who elects the leader: redis or kubernetes")
+    namespace: str = Field("default", pattern=DNS_NAME, description="Kubernetes namespace of workers and Lease")
+    worker_selector: str = Field(
+        "app.kubernetes.io/component=worker", description="label selector of the workers' EndpointSlices"
+    )
+    lease: str = Field("orca-default", pattern=DNS_NAME, description="name of the Lease")
+    lease_seconds: int = Field(5, ge=2, le=60, description="seconds after which a Lease that is not renewed is taken")

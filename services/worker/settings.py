@@ -27,6 +27,7 @@ class WorkerSettings(OrcaSettings):
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of a GPU's memory for weights, steps and KV, where kv-blocks is 0"
     )
+    drain: float = Field(15.0, ge=1, le=600, description="seconds to give sequences away and publish, on SIGTERM")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0 takes all cores")
     fake_salted: bool = Field(False, description="the fake executor gives other tokens with every start, as GPUs may")
     fake_step_ms: float = Field(0.0, ge=0, le=60_000, description="step time of the fake executor")

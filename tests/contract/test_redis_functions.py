@@ -227,10 +227,10 @@ async def test_a_move_rings_the_leader(store: Store) -> None:
 
 async def test_leadership_and_registration(store: Store) -> None:
     assert await store.lead("a", 5_000) == "vacant"
-    first = await store.lead("a", 5_000, claim=True)
+    first = await store.lead("a", 5_000, claim="vacant")
     assert isinstance(first, tuple)
     assert await store.leader() == "a"
-    assert await store.lead("b", 5_000, claim=True) is None
+    assert await store.lead("b", 5_000, claim="vacant") is None
     assert await store.lead("a", 5_000) == first, "keeping the lead keeps the epoch"
     await store._redis.delete(store._prefix + "leader")  # lapsed, while Redis was away
     assert await store.lead("a", 5_000, first[0]) == first, "whoever was cut off goes on under its epoch"
@@ -241,6 +241,12 @@ async def test_leadership_and_registration(store: Store) -> None:
     second = await store.lead("b", 5_000)
     assert isinstance(second, tuple), "given up: nobody need wait"
     assert second[0] > first[0]
+    elected = await store.lead("c", 5_000, claim="elected")
+    assert isinstance(elected, tuple), "others than Redis have decided"
+    assert elected[0] > second[0]
+    assert await store.lead("c", 5_000, claim="elected") == elected, "asked again, the same epoch"
+    assert await store.lead("b", 5_000, second[0]) is None, "and the one before is over"
+    assert await store.epoch() == elected[0]
     await store.register("workers", "w0", '{"a": 1}', 5_000)
     await store.register("workers", "w1", "{}", 1)
     await asyncio.sleep(0.01)  # the time to live of w1, by Redis' clock

@@ -188,7 +188,7 @@ class Fleet:
             states = [state for state in worker.batch.sequences.values() if state.decoding and not state.ended]
             if states:
                 state = rng.choice(states)
-                state.ended = True
+                state.ended = "stop"
                 sequence = self.live.get((state.request_id, state.choice))
                 if sequence is not None and sequence.sequence_id == state.sequence_id and rng.random() < 0.5:
                     self._finish(sequence)

@@ -255,7 +255,7 @@ class World:
         self._elections += 1
         self._elected = name = f"L{self._elections}"
         self._run(self._redis.delete(self._direct.requests_key.replace("requests", "leader")))
-        lead = self._run(self._direct.lead(name, LEAD_TTL_MS, claim=True))
+        lead = self._run(self._direct.lead(name, LEAD_TTL_MS, claim="vacant"))
         assert isinstance(lead, tuple)
         epoch = lead[0]
         gate = Gate(name)

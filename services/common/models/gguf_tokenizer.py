@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from services.common.cache import cache_dir
 from services.common.errors import ConfigurationError
-from services.common.models.builtin import cache_dir
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 # Changes with the code below, so that no stale conversion is read from the cache.

@@ -462,7 +462,8 @@ end
 
 -- ARGV: leader, time to live in ms (0 resigns), epoch that the caller leads with (0: none), claim.
 -- A newly acquired lead raises the epoch; one that only lapsed while Redis was away does not. A lead that lapsed, and was
--- not given up, is taken only with claim '1', so that whoever had it while Redis was away comes first.
+-- not given up, is taken only with the claim 'vacant', so that whoever had it while Redis was away comes first. With the
+-- claim 'elected' it is taken from anybody: others than Redis have decided who leads.
 -- Returns {'leader', epoch, generation}, {'vacant'} or {'standby', holder}.
 local function lead(keys, args)
   local prefix = prefix_of(keys)
@@ -472,10 +473,11 @@ local function lead(keys, args)
     if holder == args[1] then redis.call('SET', key, '', 'PX', RESIGNED_MS) end
     return { 'standby', '' }
   end
-  if holder and holder ~= '' and holder ~= args[1] then return { 'standby', holder } end
+  local elected = args[4] == 'elected'
+  if holder and holder ~= '' and holder ~= args[1] and not elected then return { 'standby', holder } end
   local epoch = redis.call('GET', prefix .. 'epoch') or '0'
   local keeps = args[3] ~= '0' and args[3] == epoch
-  if not holder and not keeps and args[4] ~= '1' then return { 'vacant' } end
+  if not holder and not keeps and args[4] == '' then return { 'vacant' } end
   if holder ~= args[1] and not keeps then
     -- An emptied Redis must not start again at an epoch that workers have seen: the clock is its floor.
     epoch = string.format('%d', math.max(tonumber(epoch) + 1, tonumber(redis.call('TIME')[1])))

@@ -291,16 +291,21 @@ class Store:
         return {name.decode(): document.decode() for name, document in _pairs(await self._call("registered", kind))}
 
     async def lead(
-        self, leader: str, ttl_ms: int, epoch: int = 0, claim: bool = False
+        self, leader: str, ttl_ms: int, epoch: int = 0, claim: Literal["", "vacant", "elected"] = ""
     ) -> tuple[int, str] | Literal["vacant"] | None:
         """Take the lead, or keep it under `epoch`: (epoch, generation), or None while another leads.
 
-        "vacant": the last leader's time ran out; ask again with `claim` after a moment. A time to live of 0 resigns.
+        "vacant": the last leader's time ran out; claim it as vacant after a moment. Who was elected elsewhere claims it
+        from anybody. A time to live of 0 resigns.
         """
-        answer = await self._call("lead", leader, ttl_ms, epoch, int(claim))
+        answer = await self._call("lead", leader, ttl_ms, epoch, claim)
         if answer[0] == b"vacant":
             return "vacant"
         return (int(answer[1]), answer[2].decode()) if answer[0] == b"leader" else None
+
+    async def epoch(self) -> int:
+        """The highest that anybody has led under; 0 before the first."""
+        return int(await cast(Any, self._redis.get(self._prefix + "epoch")) or 0)
 
     async def leader(self) -> str | None:
         """Who leads."""

@@ -1,13 +1,17 @@
 """One accepted request on its way to its client: journal entries in, one object or a stream of events out."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.responses import Response
 
 from services.common.errors import DeadlineExceeded, GenerationFailed, OrcaError, StreamInterrupted
 from services.common.failpoints import failpoint
+from services.common.journal import JournalEntry
+from services.common.log import about
 from services.common.metrics import RouterMetrics
 from services.common.text.detokenizer import TokenBytes
 from services.router.api import sse
@@ -16,6 +20,11 @@ from services.router.api.format import Formatter, Whole
 from services.router.api.stream import Backend, Stream
 from services.router.core.emission import Delta, Fold
 from services.router.core.position import START, Position, event_id, order_of
+
+if TYPE_CHECKING:
+    from services.router.api.spans import StreamSpan
+
+log = logging.getLogger(__name__)
 
 FAILED = {"error", "abort", "deadline"}
 
@@ -34,6 +43,7 @@ class Generation:
         keep_alive_s: float,
         received: float | None,
         position: Position = START,
+        span: "StreamSpan | None" = None,
     ) -> None:
         self._backend = backend
         self._stream = stream
@@ -44,29 +54,64 @@ class Generation:
         self._position = position
         self._found = position == START  # the entry up to which the client has everything was met again
         self._fold = Fold(stream.document, table)
-        self._last_event: float | None = None
+        self._span = span
+        self._first_event: float | None = None
+        self._last_event = 0.0
+        self._num_tokens = 0
+        self._finishes: dict[int, str] = {}
         self._outcome = "abort"
 
     def _observe(self, num_tokens: int) -> None:
-        if not num_tokens or self._received is None:
+        """So many tokens go out now."""
+        if not num_tokens:
             return
         now = time.monotonic()
-        metrics = self._metrics
-        if self._last_event is None:
-            metrics.time_to_first_token.observe(now - self._received)
-        else:
-            metrics.inter_token_latency.observe(now - self._last_event)
+        self._num_tokens += num_tokens
+        if self._first_event is None:
+            self._first_event = now
+            if self._span is not None:
+                self._span.first_event()
+            if self._received is not None:
+                self._metrics.time_to_first_token.observe(now - self._received)
+        elif self._received is not None:
+            self._metrics.inter_token_latency.observe(now - self._last_event)
         self._last_event = now
-        metrics.generated_tokens.inc(num_tokens)
+        if self._received is not None:
+            self._metrics.generated_tokens.inc(num_tokens)
 
     def close(self) -> None:
-        """Must be called once, however it ended: the reader leaves, the outcome is counted."""
+        """Must be called once, however it ended: the reader leaves, the outcome is counted and told."""
         self._backend.leave(self._stream)
         if self._received is not None:
-            self._metrics.requests.labels(self._outcome).inc()
+            self._count(time.monotonic() - self._received)
+        if self._span is not None:
+            self._span.end(self._outcome, self._num_tokens, self._finishes)
+        document = self._stream.document
+        log.info(
+            "request %s: %s after %d tokens",
+            document.request_id,
+            self._outcome,
+            self._num_tokens,
+            extra=about(document.traceparent),
+        )
 
-    def _ended(self, finishes: set[str | None]) -> None:
+    def _count(self, duration_s: float) -> None:
+        self._metrics.requests.labels(self._outcome).inc()
+        self._metrics.request_duration.observe(duration_s)
+        if self._first_event is not None and self._num_tokens > 1:
+            elapsed = self._last_event - self._first_event
+            self._metrics.time_per_output_token.observe(elapsed / (self._num_tokens - 1))
+
+    def _push(self, entry: JournalEntry) -> list[Delta]:
+        deltas = self._fold.push(entry)
+        for delta in deltas:
+            if delta.finish is not None:
+                self._finishes[delta.choice] = delta.finish
+        return deltas
+
+    def _ended(self) -> None:
         """All choices have finished. Raises GenerationFailed or DeadlineExceeded if one failed."""
+        finishes = set(self._finishes.values())
         if "deadline" in finishes:
             raise DeadlineExceeded("the generation did not end in time")
         if finishes & FAILED:
@@ -81,10 +126,10 @@ class Generation:
                 entry = await self._stream.next(self._keep_alive_s)
                 if entry is None:
                     continue
-                for delta in self._fold.push(entry):
+                for delta in self._push(entry):
                     choices[delta.choice].add(delta)
                 self._observe(sum(len(item.token_ids) for item in entry.items))
-            self._ended({choice.finish for choice in choices})
+            self._ended()
             assert self._fold.usage is not None
             body = self._formatter.whole(choices, self._fold.usage)
             return Response(orjson.dumps(body), media_type=JSON)
@@ -107,7 +152,6 @@ class Generation:
             yield sse.DONE
 
     async def _events(self) -> AsyncIterator[bytes]:
-        finishes: set[str | None] = set()
         sent = time.monotonic()
         started = False
         while not self._fold.done:
@@ -118,17 +162,16 @@ class Generation:
                 sent = time.monotonic()
                 yield sse.keep_alive(started)
                 continue
-            deltas = self._fold.push(entry)
-            finishes |= {delta.finish for delta in deltas}
-            if finishes & FAILED:
-                self._ended(finishes)
+            deltas = self._push(entry)
+            if self._finishes and FAILED & set(self._finishes.values()):
+                self._ended()
             frames = self._frames(entry.entry_id, deltas)
             if frames:
                 started, sent = True, time.monotonic()
                 self._observe(sum(len(item.token_ids) for item in entry.items))
                 yield b"".join(frames)
                 failpoint("stream.event")
-        self._ended(finishes)
+        self._ended()
         yield sse.DONE
 
     def _check_position(self, entry_id: str) -> None:

@@ -16,6 +16,8 @@ KEY_HEADER = "Idempotency-Key"
 RESUME_HEADER = "X-Orca-Resumable"
 TIMEOUT_HEADER = "X-Orca-Timeout"
 LAST_EVENT_HEADER = "Last-Event-ID"
+TRACE_HEADER = "traceparent"
+TRACE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_TIMEOUT_S = 86_400.0
 
@@ -67,6 +69,12 @@ def stream_position(request: Request, request_id: str) -> Position:
     if named not in (None, request_id):
         raise InvalidRequest(f"{LAST_EVENT_HEADER} is of another request", LAST_EVENT_HEADER)
     return position
+
+
+def traceparent(request: Request) -> str:
+    """The caller's trace, or "": what is none is no reason to refuse a request (W3C Trace Context, 3.3)."""
+    text = request.headers.get(TRACE_HEADER, "")
+    return text if TRACE.fullmatch(text) else ""
 
 
 def _flag(text: str) -> bool:

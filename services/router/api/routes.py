@@ -5,14 +5,14 @@ import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from services.common.errors import ContextLengthError, InvalidRequest, ModelNotFound
+from services.common.errors import ContextLengthError, InvalidRequest, ModelNotFound, OrcaError
 from services.common.metrics import RouterMetrics
 from services.common.models.resolve import ModelFiles
 from services.common.request import GenerateRequest, SamplingParams
@@ -24,13 +24,16 @@ from services.router.api.caller import caller
 from services.router.api.errors import from_validation
 from services.router.api.format import formatter_for
 from services.router.api.generation import Generation
-from services.router.api.intent import intent, stream_position
+from services.router.api.intent import intent, stream_position, traceparent
 from services.router.api.stream import Backend, Stream
 from services.router.api.wire import ChatRequest, CompletionRequest, SamplingFields
 from services.router.core.chat import ChatEncoder
 from services.router.core.document import Document
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit, require
 from services.router.core.position import START, Position
+
+if TYPE_CHECKING:
+    from services.router.api.spans import Spans, StreamSpan
 
 W = TypeVar("W", bound=SamplingFields)
 
@@ -60,6 +63,7 @@ class Service:
     timeout_s: float
     model_names: frozenset[str]
     started: int
+    spans: "Spans | None" = None
 
     def parse(self, data: dict[str, Any], wire: type[W]) -> W:
         """The validated body. Raises InvalidRequest or ModelNotFound."""
@@ -165,25 +169,47 @@ class Endpoint(Generic[W]):
             tenant=asker.tenant,
             priority=asker.priority,
             timeout_s=wants.timeout_s,
+            traceparent=traceparent(request),
         )
+        span = service.spans.begin(self._api, generate, received) if service.spans else None
+        if span is not None:
+            generate = replace(generate, traceparent=span.traceparent)
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         document = Document.of(generate, self._api, int(time.time()), bool(body.stream), include_usage)
         key = wants.digests(asker.tenant, request.url.path, data)
-        stream = await service.backend.submit(generate, document, key, wants.resumable)
+        try:
+            stream = await service.backend.submit(generate, document, key, wants.resumable)
+        except BaseException as error:
+            if span is not None:
+                span.refused(error.code if isinstance(error, OrcaError) else "abort")
+            raise
         if stream.document is document:
             service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
-            return await answer(service, request, stream, received)
-        return await answer(service, request, stream, None)
+            return await answer(service, request, stream, received, span=span)
+        return await answer(service, request, stream, None, span=span)
 
 
 async def answer(
-    service: Service, request: Request, stream: Stream, received: float | None, position: Position = START
+    service: Service,
+    request: Request,
+    stream: Stream,
+    received: float | None,
+    position: Position = START,
+    span: "StreamSpan | None" = None,
 ) -> Response:
     """A stream's events, or all of it as one object, as it was first asked for."""
     document = stream.document
     formatter = formatter_for(document, service.table)
     generation = Generation(
-        service.backend, stream, formatter, service.table, service.metrics, service.keep_alive_s, received, position
+        service.backend,
+        stream,
+        formatter,
+        service.table,
+        service.metrics,
+        service.keep_alive_s,
+        received,
+        position,
+        span,
     )
     theirs = REQUEST_ID.sub("", request.headers.get("x-request-id", ""))[:128]
     headers = {"X-Request-Id": theirs or document.request_id, "X-Orca-Request-Id": document.request_id}
@@ -210,7 +236,8 @@ async def resume(
     if stream.ends_at is not None and position.is_past(stream.ends_at):
         service.backend.leave(stream)
         return Response(status_code=204)  # what tells a browser's EventSource to reconnect no more
-    return await answer(service, request, stream, None, position)
+    span = service.spans.resumed(stream.document) if service.spans else None
+    return await answer(service, request, stream, None, position, span)
 
 
 async def prepare_chat(service: Service, body: ChatRequest, limits: FleetLimits) -> Prepared:

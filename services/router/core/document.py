@@ -21,6 +21,7 @@ class Document:
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    traceparent: str = ""
 
     @classmethod
     def of(cls, request: GenerateRequest, api: str, created: int, stream: bool, include_usage: bool) -> "Document":
@@ -37,6 +38,7 @@ class Document:
             logprobs=params.logprobs is not None,
             stream=stream,
             include_usage=include_usage,
+            traceparent=request.traceparent,
         )
 
     @classmethod

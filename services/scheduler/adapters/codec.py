@@ -51,6 +51,7 @@ def _new_sequence(assignment: Assignment) -> worker_pb2.NewSequence:
         prompt_index=sequence.prompt_index,
         num_computed_tokens=assignment.item.num_computed,
         cache_root=cache_root(sequence),
+        traceparent=assignment.traceparent,
     )
 
 

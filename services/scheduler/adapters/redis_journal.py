@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from services.common.codec import request_from_bytes
 from services.common.failpoints import failpoint
 from services.common.journal import Crash, FenceAnswer, PublishItem
+from services.common.log import about
 from services.common.redis.store import Store, until_answered
 from services.scheduler.core.request import FinishReason
 from services.scheduler.engine import Engine
@@ -139,7 +140,8 @@ class RedisJournal:
             orphaned = {request_id: orphaned.get(request_id, now) for request_id in orphans}
             for request_id, since in orphaned.items():
                 if now - since >= ORPHAN_GRACE_S:
-                    log.info("request %s has had no reader for %d s", request_id, ORPHAN_GRACE_S)
+                    trace = engine.records[request_id].request.traceparent if request_id in engine.records else ""
+                    log.info("request %s has had no reader for %d s", request_id, ORPHAN_GRACE_S, extra=about(trace))
                     engine.on_abort(request_id)
             engine.pump()
 

@@ -1,4 +1,4 @@
-"""Finds workers in their registration and keeps a session with each."""
+"""Keeps a session with each worker that discovery finds."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from services.common.failpoints import failpoint
 from services.common.pb.orca.v1 import worker_pb2
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
 from services.scheduler.adapters import codec
+from services.scheduler.adapters.discovery import Discovery
 from services.scheduler.core.scheduler import OutOfOrder
 from services.scheduler.core.step import StepPlan
 from services.scheduler.core.worker_state import WorkerState
@@ -86,7 +87,7 @@ class Session:
         async with rpc.dial(document["address"]) as channel:
             self._call = rpc.open_session(channel, self._epoch)
             async with asyncio.timeout(HELLO_S):
-                hello = await self._hello(document["incarnation"])
+                hello = await self._hello(document.get("incarnation"))
             limits = codec.limits_from_hello(hello, max_num_seqs, token_budget)
             contents = codec.contents_from_hello(hello)
             log.info("%s is connected: %d blocks, %d with content", self.name, limits.num_blocks, len(contents))
@@ -103,12 +104,13 @@ class Session:
                 self._engine.on_worker_lost(self.name)
                 self._engine.pump()
 
-    async def _hello(self, incarnation: str) -> worker_pb2.Hello:
+    async def _hello(self, incarnation: str | None) -> worker_pb2.Hello:
         message = await self._call.read()
         if message is grpc.aio.EOF or message.WhichOneof("kind") != "hello":
             raise WrongWorker("no hello came")
         hello: worker_pb2.Hello = message.hello
-        if (hello.worker, hello.incarnation) != (self.name, incarnation) or not hello.block_size:
+        right = hello.worker == self.name and incarnation in (None, hello.incarnation)
+        if not right or not hello.block_size:
             raise WrongWorker(f"{hello.worker} answers instead of {self.name}")
         self.greeted = True
         return hello
@@ -149,12 +151,20 @@ class Session:
 
 
 class Workers:
-    """A session per registered worker, dialled again with backoff when it ends."""
+    """A session per worker found, dialled again with backoff when it ends."""
 
     def __init__(
-        self, store: Store, engine: Engine, epoch: int, max_num_seqs: int, token_budget: int, silence_s: float
+        self,
+        store: Store,
+        discovery: Discovery,
+        engine: Engine,
+        epoch: int,
+        max_num_seqs: int,
+        token_budget: int,
+        silence_s: float,
     ) -> None:
         self._store = store
+        self._discovery = discovery
         self._engine = engine
         self._epoch = epoch
         self._max_num_seqs = max_num_seqs
@@ -168,12 +178,11 @@ class Workers:
         self._stable_since = 0.0
 
     async def run(self) -> None:
-        """Watch the registrations. Ends by cancellation; a bug in a session ends it too."""
+        """Follow discovery. Ends by cancellation; a bug in a session ends it too."""
         try:
             while True:
                 try:
-                    documents = await self._store.registered("workers")
-                    self._known = {name: json.loads(document) for name, document in documents.items()}
+                    self._known = await self._discovery.workers()
                     await self._obey(frozenset(await self._store.registered("drains")))
                 except CONNECTION_ERRORS:
                     log.debug("Redis does not answer; the workers known so far stay")
@@ -202,7 +211,7 @@ class Workers:
         self._engine.pump()
 
     def _judge_fleet(self) -> None:
-        """The fleet is known once all registered workers have been connected, unchanged, for a while."""
+        """The fleet is known once all workers found have been connected, unchanged, for a while."""
         connected = frozenset(self._engine.core.workers)
         if connected != self._connected or connected != self._known.keys() or not connected:
             self._connected, self._stable_since = connected, time.monotonic()

@@ -49,6 +49,7 @@ def _new_sequence(proto: worker_pb2.NewSequence) -> NewSequence:
         params=sampling_from_proto(proto.sampling),
         num_computed=proto.num_computed_tokens,
         cache_root=proto.cache_root,
+        traceparent=proto.traceparent,
     )
 
 

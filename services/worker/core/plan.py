@@ -20,6 +20,7 @@ class NewSequence:
     params: SamplingParams
     num_computed: int = 0
     cache_root: bytes = b""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ class SequenceState:
     end_tokens: frozenset[int] = frozenset()
     end_from: int = 0
     end_at: int = sys.maxsize
-    # Ended outside the step (stop string, lost fence): it is dropped, and what it still computed is discarded.
-    ended: bool = False
+    # How it ended outside the step, "" if it did not: it is dropped, and what it still computed is discarded.
+    ended: str = ""
 
     @property
     def num_output(self) -> int:

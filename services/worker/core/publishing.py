@@ -59,7 +59,7 @@ class PublishBook:
             item = self._item(book, output.index, output.token_ids, output.logprobs, step.plan.number)
             item.finish = item.finish or output.finish_reason
             if item.finish:
-                output.sequence.ended = True
+                output.sequence.ended = item.finish
             book.history.append(item)
             items.append(item)
         return items
@@ -108,7 +108,7 @@ class PublishBook:
 
     def close(self, sequence: SequenceState) -> None:
         """The sequence has ended here: published to its end, or fenced. Steps still under way say nothing more."""
-        sequence.ended = True
+        sequence.ended = sequence.ended or "released"
         self._open.pop(sequence.sequence_id, None)
 
     def __len__(self) -> int:

@@ -5,12 +5,13 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
-from services.common.models.builtin import cache_dir
+from services.common.cache import cached
 from services.worker.model.backend import Unavailable
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -25,12 +26,17 @@ def load_kernels() -> ctypes.CDLL:
     """The library, compiled into the cache if it is not there yet. Raises Unavailable."""
     if not torch.cpu._is_avx512_supported():
         raise Unavailable("this CPU has no AVX-512")
+    library = cached(library_name())
+    if not library.exists():
+        compile_kernels(library)
+    return ctypes.CDLL(str(library))
+
+
+def library_name() -> str:
+    """Of these sources and flags."""
     sources = sorted(KERNELS.iterdir())
     digest = hashlib.sha256("".join([*FLAGS, *(source.read_text() for source in sources)]).encode()).hexdigest()[:16]
-    library = cache_dir() / f"kernels-{digest}.so"
-    if not library.exists():
-        _compile(library)
-    return ctypes.CDLL(str(library))
+    return f"kernels-{digest}.so"
 
 
 def find_compiler() -> str | None:
@@ -38,7 +44,8 @@ def find_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
 
 
-def _compile(library: Path) -> None:
+def compile_kernels(library: Path) -> None:
+    """For any CPU that can run them, not for this one alone. Raises Unavailable."""
     compiler = find_compiler()
     if compiler is None:
         raise Unavailable("there is no C++ compiler")
@@ -53,3 +60,7 @@ def _compile(library: Path) -> None:
         except subprocess.TimeoutExpired:
             raise Unavailable("the kernels took too long to compile") from None
         built.rename(library)  # atomic: another worker sees nothing or all
+
+
+if __name__ == "__main__":  # for images: compile them into this folder now
+    compile_kernels(Path(sys.argv[1]) / library_name())
