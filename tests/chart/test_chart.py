@@ -10,9 +10,7 @@ import pytest
 from services.router.settings import RouterSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
-from tests.chart.tools import CHART, HELM, VALUES_FILES, documents, helm, of_kind, render
-
-pytestmark = pytest.mark.skipif(not HELM.exists(), reason="no helm: `make test-chart` fetches it")
+from tests.chart.tools import CHART, VALUES_FILES, documents, helm, of_kind, render
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 35)]
 SETTINGS = {"router": RouterSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}

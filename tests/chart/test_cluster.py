@@ -15,12 +15,10 @@ import pytest
 from services.cli.ports import free_port
 from services.common.redis.store import Store, connect
 from services.scheduler.adapters.kubernetes import EndpointSlices, Lease, addresses_of, api_client
-from tests.chart.tools import HELM, documents, of_kind, render
+from tests.chart.tools import documents, of_kind, render
 from tests.e2e.conftest import MODEL, eventually
 from tests.support.kube import KubeApi, kube_api, kubeconfig, slice_of
 from tests.support.processes import Process
-
-pytestmark = pytest.mark.skipif(not HELM.exists(), reason="no helm: `make test-chart` fetches it")
 
 NAMESPACE = "llm"
 TOKEN = "scheduler-token"
@@ -293,6 +291,8 @@ async def test_slices_are_read_as_kubernetes_writes_them(api: KubeApi) -> None:
     await eventually(lambda: has({"w0": "127.0.0.1:1001", "w1": "127.0.0.1:1004"}))
     api.delete("endpointslices", NAMESPACE, "slice-w0")
     await eventually(lambda: has({"w1": "127.0.0.1:1004"}))
+    slices.close()
+    assert "endpoint-slices" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_ipv6_address_is_dialled_in_brackets() -> None:

@@ -14,6 +14,10 @@ class Discovery(Protocol):
         """Those of now. Raises one of CONNECTION_ERRORS; then those known before stay."""
         ...
 
+    def close(self) -> None:
+        """Look no more."""
+        ...
+
 
 class RedisDiscovery:
     """Workers register themselves in Redis, and renew that every second."""
@@ -24,3 +28,6 @@ class RedisDiscovery:
     async def workers(self) -> dict[str, dict[str, Any]]:
         documents = await self._store.registered("workers")
         return {name: json.loads(document) for name, document in documents.items()}
+
+    def close(self) -> None:
+        pass

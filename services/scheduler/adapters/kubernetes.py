@@ -8,6 +8,7 @@ Lease either. Fencing is by the epoch, which stays in Redis.
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def api_client() -> client.ApiClient:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         try:
-            config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            path = os.environ.get("KUBECONFIG")
+            config.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise ConfigurationError(f"no Kubernetes API: {str(error).splitlines()[0]}") from None
     configuration.retries = 0  # we retry ourselves, and say so
@@ -61,6 +63,8 @@ class EndpointSlices:
         self._slices: dict[str, dict[str, str]] = {}  # slice's name -> worker's name -> address
         self._version = ""  # of what we know; "" is to list everything
         self._away = False
+        self._ended = threading.Event()
+        self._watched: Any = None  # the answer that is being read
         self._thread = threading.Thread(target=self._run, name="endpoint-slices", daemon=True)
 
     async def workers(self) -> dict[str, dict[str, Any]]:
@@ -68,9 +72,18 @@ class EndpointSlices:
             self._thread.start()
         return {name: {"address": address} for found in self._slices.values() for name, address in found.items()}
 
+    def close(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+        watched = self._watched
+        if watched is not None:
+            watched.shutdown()  # wakes the thread that reads it
+        if self._thread.ident is not None:
+            self._thread.join(sum(TIMEOUT_S))
+
     def _run(self) -> None:
         delay = RETRY_S[0]
-        while True:
+        while not self._ended.is_set():
             try:
                 if not self._version:
                     self._list()
@@ -80,10 +93,10 @@ class EndpointSlices:
                 if isinstance(error, ApiException) and error.status == GONE:
                     self._version = ""  # too old to go on from
                     continue
-                if not self._away:
+                if not self._away and not self._ended.is_set():
                     log.warning("the API server does not answer (%s); the workers known so far stay", _reason(error))
                     self._away = True
-                time.sleep(delay)
+                self._ended.wait(delay)
                 delay = min(RETRY_S[1], 2 * delay)
 
     def _get(self, **options: Any) -> Any:
@@ -107,6 +120,7 @@ class EndpointSlices:
         """Apply what changes, until the server ends the watch."""
         timeouts = {"timeout_seconds": WATCH_S, "_request_timeout": (TIMEOUT_S[0], WATCH_S + TIMEOUT_S[1])}
         answer = self._get(watch=True, resource_version=self._version, allow_watch_bookmarks=True, **timeouts)
+        self._watched = answer
         try:
             for line in iter_resp_lines(answer):  # type: ignore[no-untyped-call]
                 event = json.loads(line)
@@ -115,6 +129,7 @@ class EndpointSlices:
                 self._apply(event["type"], event["object"])
                 self._version = str(event["object"]["metadata"]["resourceVersion"])
         finally:
+            self._watched = None
             answer.close()
 
     def _apply(self, kind: str, item: dict[str, Any]) -> None:
