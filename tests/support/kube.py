@@ -42,8 +42,9 @@ class Refused(Exception):
 class KubeApi:
     """State, and the server over it, on a thread of its own. `leave` and `come_back` are the API server going away."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._host = host
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.seen: Counter[tuple[str, int]] = Counter()  # (verb, status)
         self.forbidden: list[str] = []
@@ -66,7 +67,7 @@ class KubeApi:
         ]
         app = Starlette(routes=routes, exception_handlers={Refused: self._refused})
         config = uvicorn.Config(
-            app, "127.0.0.1", self.port, log_config=None, lifespan="off", timeout_graceful_shutdown=0
+            app, self._host, self.port, log_config=None, lifespan="off", timeout_graceful_shutdown=0
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
