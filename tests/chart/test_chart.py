@@ -36,6 +36,7 @@ BAD = {
     "otlpEndpoint=collector:4317": "otlpEndpoint",
     "image.router.digest=latest": "image/router/digest",
     "unknown=1": "unknown",
+    "extraEnv[0].nam=X": "extraEnv/0",
 }
 REFUSED = {
     ("redis.deploy=false",): "redis.urlSecret.name is needed when redis.deploy is false",
@@ -94,12 +95,13 @@ def test_every_environment_variable_is_a_setting(name: str) -> None:
         if doc["kind"] not in ("Deployment", "StatefulSet") or component not in SETTINGS:
             continue
         [container] = doc["spec"]["template"]["spec"]["containers"]
-        given = {item["name"] for item in container["env"]} - {"XDG_CACHE_HOME"}
+        given = {item["name"] for item in container["env"] if not item["name"].startswith("OTEL_")}
+        given -= {"XDG_CACHE_HOME"}
         known = {f"ORCA_{field.upper()}" for field in SETTINGS[component].model_fields}
         assert given <= known, given - known
         plain = {item["name"]: item["value"] for item in container["env"] if "value" in item}
         for variable, text in plain.items():
-            if variable != "XDG_CACHE_HOME":
+            if variable.startswith("ORCA_"):
                 SETTINGS[component](**{variable.removeprefix("ORCA_").lower(): text})
 
 

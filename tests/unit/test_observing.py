@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -87,6 +89,13 @@ def test_tracing_is_off_without_an_endpoint_and_refuses_a_bad_one() -> None:
     assert is_sampled(TRACE)
     assert not is_sampled(TRACE[:-2] + "00")
     assert not is_sampled("")
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
+    code = "import sys; from services.{0} import main; print([m for m in sys.modules if 'opentelemetry.sdk' in m])"
+    for service in ("router", "scheduler", "worker"):
+        done = subprocess.run([sys.executable, "-c", code.format(service)], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
 
 
 def test_prometheus_families_become_otlp_metrics() -> None:

@@ -58,6 +58,9 @@ key: {{ .Values.redis.urlSecret.key }}
 {{- with .Values.otlpEndpoint }}
 - {name: ORCA_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "orca.podSecurity" -}}
