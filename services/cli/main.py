@@ -7,6 +7,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "chaos": ("services.chaos.main", "seeded faults over a running system, with every stream checked"),
     "drain": ("services.cli.operate", "empty a worker: its sequences go on elsewhere; --undo lets it work again"),
+    "key": ("services.cli.key", "a new API key, and the entry for the file of --api-keys"),
     "move": ("services.cli.operate", "move a request to another worker"),
     "up": ("services.cli.up", "a whole system on this machine: Valkey, scheduler, workers, router"),
     "router": ("services.router.main", "one router: the HTTP front"),

@@ -22,6 +22,7 @@ from services.common.errors import ConfigurationError
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import DEFAULT_MODEL, OrcaSettings, parse
+from services.router.adapters.keys import key_file
 from services.router.settings import AdmissionSettings
 from services.scheduler.settings import SchedulingSettings
 
@@ -185,8 +186,9 @@ class System:
 
     def _router_environment(self) -> dict[str, str]:
         settings = self._settings
-        own = AdmissionSettings.model_fields.keys() - OrcaSettings.model_fields.keys()
+        own = AdmissionSettings.model_fields.keys() - OrcaSettings.model_fields.keys() - {"api_keys"}
         return {
+            "ORCA_API_KEYS": str(Path(settings.api_keys).expanduser().resolve()) if settings.api_keys else "",
             "ORCA_MODEL": settings.model,
             "ORCA_HOST": settings.host,
             "ORCA_PORT": str(settings.port),
@@ -197,7 +199,7 @@ class System:
 
 
 async def wait_ready(url: str, model: str) -> None:
-    """Return once a token has been generated."""
+    """Return once a token has been generated; or, where a key is needed for that, once it could be."""
     started = said = time.monotonic()
     state = "loading packages"
     async with httpx.AsyncClient(timeout=PROGRESS_S) as client:
@@ -207,7 +209,7 @@ async def wait_ready(url: str, model: str) -> None:
                 state = health.json()["status"]
                 if health.status_code == 200:
                     body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-                    if (await client.post(f"{url}/v1/completions", json=body)).status_code == 200:
+                    if (await client.post(f"{url}/v1/completions", json=body)).status_code in (200, 401):
                         return
             except httpx.HTTPError as error:
                 state = str(error) or "no answer yet"
@@ -225,9 +227,10 @@ def greet(system: System, settings: UpSettings, files: ModelFiles, folder: Path)
         f'{{"model": "{files.name}", "stream": true, "temperature": 0, "max_tokens": 200, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
     print(
         f"""
-  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
     -d '{body}'
 
   metrics  {url}/metrics  ({", ".join(f"{name} :{port}" for name, port in system.metrics.items())})
@@ -358,6 +361,7 @@ async def check_redis(url: str) -> None:
 
 def prepare(settings: UpSettings, stack: ExitStack) -> tuple[ModelFiles, Path, socket.socket]:
     """Everything that can be wrong is found before anything is started. Raises ConfigurationError."""
+    key_file(settings.api_keys, settings.allow_anonymous, settings.host)
     listener = stack.enter_context(listen(settings.host, settings.port))
     if settings.redis_url is not None:
         asyncio.run(check_redis(settings.redis_url.get_secret_value()))

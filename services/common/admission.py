@@ -1,6 +1,6 @@
 """What a router says of a request when it puts it into the system, and what the system answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,14 @@ class AdmissionLimits:
     tokens: int = 0
     tenant_requests: int = 0
     tenant_tokens: int = 0
+
+    def of_tenant(self, requests: int, tokens: int) -> "AdmissionLimits":
+        """With a tenant's own limits, where they are not 0."""
+        if not requests and not tokens:
+            return self
+        return replace(
+            self, tenant_requests=requests or self.tenant_requests, tenant_tokens=tokens or self.tenant_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class Terms:
     window_s: how long it can be read after its end.
     resumable: it runs on for a grace period when its last reader leaves.
     turned_away: how many the router has refused by itself since it last asked.
+    rates: requests and tokens a minute that its tenant is allowed; 0 is no limit.
     """
 
     router: str
@@ -43,16 +52,29 @@ class Terms:
     idempotency: IdempotencyKey | None = None
     resumable: bool = False
     turned_away: int = 0
+    rates: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is left to a tenant of this minute, and the seconds until that is all again."""
+
+    requests: int
+    requests_reset_s: int
+    tokens: int
+    tokens_reset_s: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """It is in the system."""
+    """It is in the system. allowance: None where the tenant has no limit by the minute, or on a retry."""
+
+    allowance: Allowance | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """One more would break this limit (a field of AdmissionLimits); it makes sense to try again in so many seconds."""
+    """One more would break this limit (one of LIMIT_NAMES); it makes sense to try again in so many seconds."""
 
     limit: str
     retry_after_s: int
@@ -76,4 +98,4 @@ class Withdrawn:
 
 
 Admission = Admitted | Full | Joined | Mismatch | Withdrawn
-LIMIT_NAMES = ("requests", "tokens", "tenant_requests", "tenant_tokens")
+LIMIT_NAMES = ("requests", "tokens", "tenant_requests", "tenant_tokens", "requests_per_minute", "tokens_per_minute")

@@ -3,6 +3,7 @@
 OrcaError
 |-- InvalidRequest          400  the caller must change something
 |   |-- ContextLengthError  400
+|   |-- Unauthenticated     401
 |   |-- BodyTooLarge        413
 |   |-- RequestTimeout      408
 |   |-- ModelNotFound       404
@@ -38,6 +39,10 @@ class InvalidRequest(OrcaError):
 
 class ContextLengthError(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class Unauthenticated(InvalidRequest):
+    status, code = 401, "invalid_api_key"
 
 
 class BodyTooLarge(InvalidRequest):

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from services.common.errors import OrcaError
 from services.router.adapters.backend import Backend
 from services.router.adapters.fleet_metrics import exposition
-from services.router.api import errors, routes
+from services.router.api import errors, routes, tokens
 from services.router.api.sse import ClientGone
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ def create_app(
     """The application over one service."""
     app = FastAPI(title="Orca", version="0.1.0")
     app.include_router(routes.build(service))
+    app.include_router(tokens.build(service))
 
     @app.get("/health/started")
     @app.get("/health/live")

@@ -26,6 +26,7 @@ from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.adapters.backend import Backend, Windows
 from services.router.adapters.http import BoundedConnection, until_quiet
+from services.router.adapters.keys import KeyFile, key_file
 from services.router.adapters.tokenizing import TokenizingPool
 from services.router.api.routes import Service
 from services.router.app import Readiness, create_app
@@ -50,6 +51,7 @@ def make_service(
     pool: TokenizingPool,
     usage: Callable[[], Awaitable[dict[str, dict[str, int]]]],
     tracing: "Tracing | None",
+    keys: KeyFile | None,
 ) -> Service:
     encoder = TextEncoder(files.tokenizer_json)
     return Service(
@@ -67,6 +69,7 @@ def make_service(
         model_names=frozenset({files.name, settings.model}),
         started=int(time.time()),
         spans=make_spans(tracing) if tracing else None,
+        ring=lambda: keys.ring if keys else None,
     )
 
 
@@ -87,6 +90,7 @@ async def serve(settings: RouterSettings) -> None:
     """Serve until a signal; then not ready, open streams finish, exit."""
     stop = process.Stop()
     process.on_signals(stop)
+    keys = key_file(settings.api_keys, settings.allow_anonymous, settings.host)
     files = await asyncio.to_thread(resolve_model, settings.model)
     incarnation = f"{settings.name}-{uuid.uuid4().hex[:12]}"
     store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
@@ -98,7 +102,7 @@ async def serve(settings: RouterSettings) -> None:
     registry = CollectorRegistry()
     pool = TokenizingPool()
     tracing = telemetry.configure(settings, "router", settings.name, registry)
-    service = make_service(settings, files, backend, registry, pool, store.usage, tracing)
+    service = make_service(settings, files, backend, registry, pool, store.usage, tracing, keys)
     readiness = Readiness(backend)
     ports = [port for port in settings.fleet_metrics.split(",") if port]
     app = create_app(service, readiness, registry, ports)
@@ -142,7 +146,8 @@ async def serve(settings: RouterSettings) -> None:
 
     serving = asyncio.ensure_future(_serve_http(server, listening_socket(settings)))
     try:
-        await process.run_until(stop, _forever(serving), backend.run(), beat(), drain=drain)
+        watching = [keys.watch()] if keys else []
+        await process.run_until(stop, _forever(serving), backend.run(), beat(), *watching, drain=drain)
         await store.register("routers", incarnation, "", 0)
     except CONNECTION_ERRORS as error:
         log.warning("could not sign off: %s", error)

@@ -12,6 +12,8 @@ class AdmissionSettings(OrcaSettings):
     max_tokens: int = Field(0, ge=0, description="most tokens that all requests may come to hold; 0 is no limit")
     tenant_requests: int = Field(0, ge=0, description="most requests of one tenant in the system; 0 is no limit")
     tenant_tokens: int = Field(0, ge=0, description="most tokens of one tenant's requests in the system; 0 is no limit")
+    api_keys: str = Field("", description="file of tenants and the digests of their API keys; `orca key` makes one")
+    allow_anonymous: bool = Field(False, description="serve anybody, also on other addresses than loopback")
     request_timeout: float = Field(0, ge=0, le=86_400, description="seconds that a request may take; 0 is no limit")
     resume_window: int = Field(120, ge=1, description="seconds that a finished request's stream can be read again")
     idempotency_window: int = Field(600, ge=1, description="and one that came with an Idempotency-Key")

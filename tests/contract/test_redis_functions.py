@@ -9,6 +9,7 @@ import pytest
 from services.common.admission import (
     AdmissionLimits,
     Admitted,
+    Allowance,
     Full,
     IdempotencyKey,
     Joined,
@@ -215,6 +216,28 @@ async def test_what_is_resumable_or_handed_on_is_not_aborted(store: Store) -> No
     assert not await store.is_aborted("r1")
     assert not await store.is_aborted("r2")
     assert await store.readers(["r1", "r2"]) == [set(), set()]
+
+
+async def test_a_tenants_minute_is_shared_by_all_routers_and_fills_again(store: Store) -> None:
+    two = {"tenant": "a", "rates": (2, 0)}
+    assert await store.enqueue("r1", b"", _terms(**two)) == Admitted(Allowance(1, 30, 0, 0))
+    assert await store.enqueue("r2", b"", _terms(**two)) == Admitted(Allowance(0, 60, 0, 0))
+    assert await store.enqueue("r2", b"", _terms(**two)) == Admitted(), "a retry takes nothing"
+    assert await store.enqueue("r3", b"", _terms(**two)) == Full("requests_per_minute", 30)
+    assert await store.enqueue("r4", b"", _terms(**two | {"tenant": "b"})) == Admitted(Allowance(1, 30, 0, 0))
+    bucket = store._prefix + "bucket:a"
+    await store._redis.hincrby(bucket, "at", -45_000)  # three quarters of a minute later
+    assert await store.enqueue("r3", b"", _terms(**two)) == Admitted(Allowance(0, 45, 0, 0))
+
+    fifty = {"tenant": "c", "rates": (0, 50)}  # each request may come to hold 20 tokens
+    assert await store.enqueue("t1", b"", _terms(**fifty)) == Admitted(Allowance(0, 0, 30, 24))
+    assert await store.enqueue("t2", b"", _terms(**fifty)) == Admitted(Allowance(0, 0, 10, 48))
+    assert await store.enqueue("t3", b"", _terms(**fifty)) == Full("tokens_per_minute", 12)
+    ten = {"tenant": "d", "rates": (0, 10)}
+    assert await store.enqueue("u1", b"", _terms(**ten)) == Admitted(Allowance(0, 0, 0, 120)), (
+        "larger than a full bucket"
+    )
+    assert await store.enqueue("u2", b"", _terms(**ten)) == Full("tokens_per_minute", 120), "it is in debt"
 
 
 async def test_a_move_rings_the_leader(store: Store) -> None:

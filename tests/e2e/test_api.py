@@ -306,3 +306,44 @@ async def test_metrics_names_are_there(fake_up: Up, client: AsyncOpenAI) -> None
     ):
         assert name in metrics, name
     assert metrics['orca_steps_total{worker="worker-0"}'] == metrics['orca_model_calls_total{worker="worker-0"}']
+
+
+async def test_tokenize_sees_what_a_generation_would_and_detokenize_undoes_it(fake_up: Up, client: AsyncOpenAI) -> None:
+    text = "Hello <|im_end|> wörld 🐋"
+    raw = post(fake_up, "/tokenize", {"model": MODEL, "prompt": text, "return_token_strs": True}).json()
+    usage = (await client.completions.create(model=MODEL, prompt=text, max_tokens=1)).usage
+    assert usage is not None
+    assert raw["count"] == len(raw["tokens"]) == usage.prompt_tokens
+    assert "<|im_end|>" in raw["token_strs"], "a raw prompt may spell a special token"
+    chat = post(fake_up, "/tokenize", {"messages": [{"role": "user", "content": text}]}).json()
+    usage = (
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=1)
+    ).usage
+    assert usage is not None
+    assert chat["count"] == usage.prompt_tokens
+    assert chat["token_strs"] is None
+    plain = post(fake_up, "/tokenize", {"prompt": "wörld 🐋"}).json()["tokens"]
+    assert post(fake_up, "/detokenize", {"tokens": plain}).json() == {"prompt": "wörld 🐋"}
+    assert post(fake_up, "/detokenize", {"tokens": []}).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "messages": USER}, 400),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404),
+        ("/tokenize", {"prompt": "a" * 2_000_000}, 400),
+        ("/tokenize", {"prompt": 5}, 400),
+        ("/detokenize", {"tokens": [1 << 30]}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": ["a"]}, 400),
+        ("/detokenize", {}, 400),
+        ("/detokenize", b"[", 400),
+    ],
+)
+def test_bad_token_requests_get_one_clear_answer(fake_up: Up, path: str, body: Any, status: int) -> None:
+    answer = post(fake_up, path, body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+    assert len(answer.content) < 500

@@ -21,6 +21,7 @@ from services.router.api.generation import Generation
 from services.router.api.stream import MAX_BUFFERED, Stream
 from services.router.core.document import Document
 from services.router.core.position import Position
+from services.router.core.tenants import NO_QUOTA
 from tests.unit.tiny_tokenizer import BYTES_JSON
 
 REQUEST = GenerateRequest("r1", "m", ((1, 2, 3),), SamplingParams(max_tokens=50))
@@ -30,7 +31,7 @@ TABLE = TokenBytes(BYTES_JSON)
 
 async def submit(backend: Backend, request: GenerateRequest = REQUEST, resumable: bool = False) -> Stream:
     document = Document.of(request, "completion", 0, True, False)
-    return await backend.submit(request, document, None, resumable)
+    return await backend.submit(request, document, None, resumable, NO_QUOTA)
 
 
 @asynccontextmanager

@@ -5,16 +5,16 @@ import itertools
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from services.common.redis.library import source
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from tests.protocol.wire import WireRpc
 from tests.protocol.world import Config, Tally, World
 
-LIBRARY = files("services.common.redis").joinpath("functions.lua").read_text(encoding="utf-8")
+LIBRARY = source()
 
 
 async def _no_backoff(cap_s: float = 2.0) -> AsyncIterator[float]:

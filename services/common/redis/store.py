@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import Any, Literal, TypeVar, cast
 from urllib.parse import unquote
 
@@ -15,7 +14,17 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialWithJitterBackoff
 
-from services.common.admission import LIMIT_NAMES, Admission, Admitted, Full, Joined, Mismatch, Terms, Withdrawn
+from services.common.admission import (
+    LIMIT_NAMES,
+    Admission,
+    Admitted,
+    Allowance,
+    Full,
+    Joined,
+    Mismatch,
+    Terms,
+    Withdrawn,
+)
 from services.common.codec import details_from_bytes
 from services.common.errors import ConfigurationError
 from services.common.journal import (
@@ -28,6 +37,7 @@ from services.common.journal import (
     Leave,
     PublishItem,
 )
+from services.common.redis import library
 
 log = logging.getLogger(__name__)
 
@@ -150,9 +160,8 @@ class Store:
 
     async def load_functions(self) -> None:
         """Put this version of the library into Redis, over any other; a leader does when it takes over."""
-        source = files("services.common.redis").joinpath("functions.lua").read_text(encoding="utf-8")
         with _passing_states():
-            await cast(Any, self._redis.function_load(source, replace=True))
+            await cast(Any, self._redis.function_load(library.source(), replace=True))
 
     # -- requests
 
@@ -161,7 +170,7 @@ class Store:
         answer = await self._call("enqueue", request_id, payload, terms.document, _terms_to_json(terms))
         match answer[0]:
             case b"ok":
-                return Admitted()
+                return Admitted(Allowance(*map(int, answer[1:])) if len(answer) > 1 else None)
             case b"full":
                 return Full(LIMIT_NAMES[int(answer[1]) - 1], int(answer[2]))
             case b"joined":
@@ -326,6 +335,7 @@ def _terms_to_json(terms: Terms) -> bytes:
             "window": terms.window_s,
             "resumable": terms.resumable,
             "turned_away": terms.turned_away,
+            "rates": terms.rates,
             "key": key.key if key else "",
             "body": key.body if key else "",
         }

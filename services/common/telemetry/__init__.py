@@ -1,5 +1,5 @@
 """OpenTelemetry: one trace per request across all processes, and the metrics, both by OTLP. Without an endpoint nothing
-here is imported but this file, and whoever makes spans holds None."""
+of it is imported but this file, and whoever makes spans holds None."""
 
 from typing import TYPE_CHECKING
 

@@ -14,6 +14,7 @@ from services.common import process
 from services.common.admission import (
     Admission,
     AdmissionLimits,
+    Admitted,
     Full,
     IdempotencyKey,
     Joined,
@@ -38,6 +39,7 @@ from services.router.api.stream import Stream
 from services.router.core.document import Document
 from services.router.core.limits import FleetLimits
 from services.router.core.position import order_of
+from services.router.core.tenants import Quota
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ FULL = {
     "tokens": "too many tokens are in the system",
     "tenant_requests": "too many requests of this tenant are in the system",
     "tenant_tokens": "too many tokens of this tenant are in the system",
+    "requests_per_minute": "too many requests of this tenant in a minute",
+    "tokens_per_minute": "too many tokens of this tenant in a minute",
 }
 
 
@@ -98,7 +102,7 @@ class Backend:
             raise Overloaded(self._refusal.message, self._refusal.retry_after_s)
 
     async def submit(
-        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool
+        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool, quota: Quota
     ) -> Stream:
         """Put a request into the system. Raises Overloaded, Unavailable or KeyReused; then nothing was queued."""
         if self.closed:
@@ -110,13 +114,14 @@ class Backend:
             choices=request.num_choices,
             prompt_tokens=request.num_prompt_tokens,
             tokens=request.most_tokens,
-            limits=self._admission,
+            limits=self._admission.of_tenant(quota.requests, quota.tokens),
             window_s=self._windows.idempotency_s if key else self._windows.resume_s,
             tenant=request.tenant,
             document=document.to_json(),
             idempotency=IdempotencyKey(*key) if key else None,
             resumable=resumable or key is not None,
             turned_away=turned_away,
+            rates=(quota.requests_per_minute, quota.tokens_per_minute),
         )
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -147,6 +152,8 @@ class Backend:
             case Withdrawn():
                 self._drop(stream)
                 raise Unavailable("the queue did not answer in time")
+            case Admitted(allowance):
+                stream.allowance = allowance
         stream.accepted = True
         return stream
 

@@ -1,17 +1,19 @@
-"""Who asks, and how urgent it is: the tenant and priority headers, believed from this machine only."""
+"""Who asks, and how urgent it is: by API key; or, where there are none, by headers that are believed from this machine
+only."""
 
-import ipaddress
 import re
 from dataclasses import dataclass
 
 from fastapi import Request
 
-from services.common.errors import InvalidRequest
+from services.common.admission import Allowance
+from services.common.errors import InvalidRequest, Unauthenticated
+from services.router.core.tenants import MAX_PRIORITY, NO_QUOTA, KeyRing, Quota, is_loopback
 
 TENANT_HEADER = "X-Orca-Tenant"
 PRIORITY_HEADER = "X-Orca-Priority"
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-MAX_PRIORITY = 100
+BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +22,49 @@ class Caller:
 
     tenant: str = ""
     priority: int = 0
+    quota: Quota = NO_QUOTA
 
 
-def caller(request: Request) -> Caller:
-    """From the headers, where the peer is on loopback; anybody else is the default tenant at priority 0, until there
-    are keys. Raises InvalidRequest on a value that is none."""
-    if not _is_loopback(request.client.host if request.client else ""):
+def caller(request: Request, ring: KeyRing | None = None) -> Caller:
+    """With keys, whoever has one of them. Without, the headers of a peer on loopback; anybody else is the default
+    tenant at priority 0. Raises Unauthenticated, or InvalidRequest on a header that makes no sense."""
+    if ring is not None:
+        return _by_key(request, ring)
+    if not is_loopback(request.client.host if request.client else ""):
         return Caller()
     tenant = request.headers.get(TENANT_HEADER, "")
     if tenant and not TENANT.fullmatch(tenant):
         raise InvalidRequest(f"{TENANT_HEADER}: up to 64 letters, digits, '.', '_' and '-'", TENANT_HEADER)
     return Caller(tenant, _priority(request.headers.get(PRIORITY_HEADER, "0")))
+
+
+def _by_key(request: Request, ring: KeyRing) -> Caller:
+    found = BEARER.fullmatch(request.headers.get("authorization", ""))
+    key = found[1] if found else request.headers.get("x-api-key", "")
+    tenant = ring.find(key)
+    if tenant is None:
+        raise Unauthenticated("this API key is not known" if key else "an API key is needed: Authorization: Bearer KEY")
+    priority = _priority(request.headers.get(PRIORITY_HEADER, str(tenant.priority)))
+    return Caller(tenant.name, min(priority, tenant.priority), tenant.quota)
+
+
+def allowance_headers(quota: Quota, left: Allowance | None) -> dict[str, str]:
+    """As OpenAI names them: what the caller has left of this minute, and when that is all again."""
+    if left is None:
+        return {}
+    rows = (
+        ("requests", quota.requests_per_minute, left.requests, left.requests_reset_s),
+        ("tokens", quota.tokens_per_minute, left.tokens, left.tokens_reset_s),
+    )
+    headers: dict[str, str] = {}
+    for what, limit, remaining, reset_s in rows:
+        if limit:
+            headers |= {
+                f"x-ratelimit-limit-{what}": str(limit),
+                f"x-ratelimit-remaining-{what}": str(remaining),
+                f"x-ratelimit-reset-{what}": f"{reset_s}s",
+            }
+    return headers
 
 
 def _priority(text: str) -> int:
@@ -39,12 +73,3 @@ def _priority(text: str) -> int:
             f"{PRIORITY_HEADER}: a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}", PRIORITY_HEADER
         )
     return int(text)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

@@ -7,7 +7,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
-from services.common.errors import InvalidRequest, OrcaError, Overloaded
+from services.common.errors import InvalidRequest, OrcaError, Overloaded, Unauthenticated
 
 JSON = "application/json"
 
@@ -20,6 +20,8 @@ def error_body(error: OrcaError) -> dict[str, Any]:
 
 def error_response(error: OrcaError) -> Response:
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     return Response(orjson.dumps(error_body(error)), error.status, headers, media_type=JSON)
 
 

@@ -20,7 +20,7 @@ from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 from services.router.api import sse
 from services.router.api.body import read_json
-from services.router.api.caller import caller
+from services.router.api.caller import Caller, allowance_headers, caller
 from services.router.api.errors import from_validation
 from services.router.api.format import formatter_for
 from services.router.api.generation import Generation
@@ -31,6 +31,7 @@ from services.router.core.chat import ChatEncoder
 from services.router.core.document import Document
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit, require
 from services.router.core.position import START, Position
+from services.router.core.tenants import NO_QUOTA, KeyRing, Quota
 
 if TYPE_CHECKING:
     from services.router.api.spans import Spans, StreamSpan
@@ -64,6 +65,11 @@ class Service:
     model_names: frozenset[str]
     started: int
     spans: "Spans | None" = None
+    ring: Callable[[], KeyRing | None] = lambda: None
+
+    def caller(self, request: Request) -> Caller:
+        """Raises Unauthenticated or InvalidRequest."""
+        return caller(request, self.ring())
 
     def parse(self, data: dict[str, Any], wire: type[W]) -> W:
         """The validated body. Raises InvalidRequest or ModelNotFound."""
@@ -71,14 +77,18 @@ class Service:
             body = wire.model_validate(data)
         except ValidationError as error:
             raise from_validation(error) from None
-        if body.model not in self.model_names:
-            raise ModelNotFound(f"the model {body.model[:100]!r} does not exist; there is {self.files.name!r}", "model")
+        self.check_model(body.model)
         return body
 
-    def check_length(self, text_bytes: int, limits: FleetLimits, param: str) -> None:
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFound."""
+        if name not in self.model_names:
+            raise ModelNotFound(f"the model {name[:100]!r} does not exist; there is {self.files.name!r}", "model")
+
+    def check_length(self, text_bytes: int, max_tokens: int, param: str) -> None:
         """Refuse what is too long for any tokenization, before the work of tokenizing."""
-        if text_bytes > limits.max_model_len * self.table.longest:
-            raise ContextLengthError(f"{param} cannot fit into {limits.max_model_len} tokens", param)
+        if text_bytes > max_tokens * self.table.longest:
+            raise ContextLengthError(f"{param} cannot fit into {max_tokens} tokens", param)
 
 
 def sampling(body: SamplingFields, max_tokens: int, logprobs: int | None, limits: FleetLimits) -> SamplingParams:
@@ -121,7 +131,7 @@ def _bias(bias: dict[str, float], limits: FleetLimits) -> dict[int, float]:
 
 async def _chat_prompt(service: Service, body: ChatRequest, limits: FleetLimits) -> list[int]:
     messages = [message.for_template() for message in body.messages]
-    service.check_length(sum(len(m["content"].encode()) for m in messages), limits, "messages")
+    service.check_length(sum(len(m["content"].encode()) for m in messages), limits.max_model_len, "messages")
     ids = await service.tokenize(service.chat.encode, messages)
     check_token_ids(ids, limits, "messages")
     return ids
@@ -131,7 +141,7 @@ async def _completion_prompts(service: Service, body: CompletionRequest, limits:
     out = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            service.check_length(len(prompt.encode()), limits, "prompt")
+            service.check_length(len(prompt.encode()), limits.max_model_len, "prompt")
             prompt = await service.tokenize(service.encoder.encode_raw, prompt)
         check_token_ids(prompt, limits, "prompt")
         output_limit(limits, len(prompt), body.max_tokens, "prompt")  # before the next one is even looked at
@@ -152,7 +162,7 @@ class Endpoint(Generic[W]):
         """The route. Raises OrcaError or ClientGone."""
         received = time.monotonic()
         service = self._service
-        asker, wants = caller(request), intent(request, service.timeout_s)
+        asker, wants = service.caller(request), intent(request, service.timeout_s)
         if not wants.resumes:
             service.backend.check_open()
         data = await read_json(request, service.max_body_bytes)
@@ -178,14 +188,14 @@ class Endpoint(Generic[W]):
         document = Document.of(generate, self._api, int(time.time()), bool(body.stream), include_usage)
         key = wants.digests(asker.tenant, request.url.path, data)
         try:
-            stream = await service.backend.submit(generate, document, key, wants.resumable)
+            stream = await service.backend.submit(generate, document, key, wants.resumable, asker.quota)
         except BaseException as error:
             if span is not None:
                 span.refused(error.code if isinstance(error, OrcaError) else "abort")
             raise
         if stream.document is document:
             service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
-            return await answer(service, request, stream, received, span=span)
+            return await answer(service, request, stream, received, span=span, quota=asker.quota)
         return await answer(service, request, stream, None, span=span)
 
 
@@ -196,6 +206,7 @@ async def answer(
     received: float | None,
     position: Position = START,
     span: "StreamSpan | None" = None,
+    quota: Quota = NO_QUOTA,
 ) -> Response:
     """A stream's events, or all of it as one object, as it was first asked for."""
     document = stream.document
@@ -213,6 +224,7 @@ async def answer(
     )
     theirs = REQUEST_ID.sub("", request.headers.get("x-request-id", ""))[:128]
     headers = {"X-Request-Id": theirs or document.request_id, "X-Orca-Request-Id": document.request_id}
+    headers |= allowance_headers(quota, stream.allowance)
     if document.stream:
         return sse.EventStream(generation.events(), headers, generation.close)
     try:
@@ -272,21 +284,22 @@ def build(service: Service) -> APIRouter:
     @router.get("/v1/streams/{request_id}")
     async def streams(request: Request, request_id: str) -> Any:
         position = stream_position(request, request_id)
-        return await resume(service, request, request_id[:64], position, caller(request).tenant)
+        return await resume(service, request, request_id[:64], position, service.caller(request).tenant)
 
     @router.get("/v1/usage")
     async def usage(request: Request) -> Any:
-        tenant = caller(request).tenant
+        tenant = service.caller(request).tenant
         return {"object": "usage", "tenant": tenant, **(await service.usage()).get(tenant, NO_USAGE)}
 
     @router.get("/v1/models")
-    async def models() -> Any:
+    async def models(request: Request) -> Any:
+        service.caller(request)
         return {"object": "list", "data": [_model_object(service)]}
 
     @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> Any:
-        if name not in service.model_names:
-            raise ModelNotFound(f"the model {name[:100]!r} does not exist; there is {service.files.name!r}", "model")
+    async def model(request: Request, name: str) -> Any:
+        service.caller(request)
+        service.check_model(name)
         return _model_object(service)
 
     return router

@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from services.common.admission import Allowance
 from services.common.journal import JournalEntry
 from services.common.request import GenerateRequest
 from services.router.core.document import Document
 from services.router.core.limits import FleetLimits
 from services.router.core.position import order_of
+from services.router.core.tenants import Quota
 
 # Entries kept for a reader that is behind. It takes what comes after them from the journal, at its own speed.
 MAX_BUFFERED = 256
@@ -29,6 +31,7 @@ class Stream:
     def __init__(self, document: Document, pull: Pull, behind: bool = False, ends_at: str | None = None) -> None:
         self.document = document
         self.ends_at = ends_at
+        self.allowance: Allowance | None = None  # what its tenant has left of this minute
         self.fed = "0-0"
         self.behind = behind
         self.heard = time.monotonic()
@@ -125,10 +128,11 @@ class Backend(Protocol):
         ...
 
     async def submit(
-        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool
+        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool, quota: Quota
     ) -> Stream:
         """Put a request into the system. key: digests of an idempotency key and of what was asked; the stream may be
-        that of another request then. Raises Overloaded, Unavailable or KeyReused; then nothing was queued."""
+        that of another request then. quota: the tenant's own. Raises Overloaded, Unavailable or KeyReused; then nothing
+        was queued."""
         ...
 
     async def attach(self, request_id: str, tenant: str) -> Stream:

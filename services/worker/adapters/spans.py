@@ -9,8 +9,8 @@ from services.worker.core.plan import NewSequence, SequenceOutput, StepOutput
 
 @dataclass(slots=True)
 class _Phases:
-    """A sequence under way. Times on the worker's monotonic clock, in ns; offset_ns leads to unix time. tokens, computed,
-    steps: of this phase."""
+    """A sequence under way. Times on the worker's monotonic clock, in ns; offset_ns leads to unix time. tokens,
+    computed, steps: of this phase."""
 
     new: NewSequence
     began_ns: int
