@@ -109,12 +109,20 @@ class Cluster:
         text: str = answer.json()["choices"][0]["text"]
         return text
 
-    def connected(self) -> float:
+    def _gauge(self, name: str) -> float:
+        """Of the leader; -1 while there is none, or it has only just taken the lead."""
         leader = self.leader
         try:
-            return leader.metric("orca_workers") if leader else -1
-        except (httpx.HTTPError, StopIteration):  # it has only just taken the lead
+            return leader.metric(name) if leader else -1
+        except (httpx.HTTPError, StopIteration):
             return -1
+
+    def connected(self) -> float:
+        return self._gauge("orca_workers")
+
+    def count(self, state: str) -> float:
+        """Sequences that are running or waiting."""
+        return self._gauge(f"orca_requests_{state}")
 
     async def stop(self) -> None:
         processes = [self.router, *self.workers.values(), *self.schedulers]
@@ -136,9 +144,10 @@ async def cluster(api: KubeApi, redis_url: str, tmp_path: Path) -> AsyncIterator
 
 async def test_a_worker_serves_once_it_is_in_the_endpoints_and_no_more_when_it_is_not(cluster: Cluster) -> None:
     request = asyncio.create_task(cluster.complete(20))
+    await eventually(lambda: cluster.count("waiting") == 1)
     assert cluster.connected() == 0, "it has registered in Redis, but it is in no EndpointSlice"
     cluster.publish("orca-main-0", serving=False)
-    await asyncio.sleep(0.5)
+    await eventually(lambda: cluster.api.sent["slice-orca-main-0"] == 1)
     assert cluster.connected() == 0, "it does not serve yet"
     cluster.publish("orca-main-0")
     text = await request
@@ -150,7 +159,7 @@ async def test_a_worker_serves_once_it_is_in_the_endpoints_and_no_more_when_it_i
 
     leaving = cluster.workers.pop("orca-main-0")
     request = asyncio.create_task(cluster.complete(300))
-    await asyncio.sleep(0.5)
+    await eventually(lambda: cluster.count("running") == 1)
     cluster.publish("orca-main-0", serving=False)  # its readiness probe fails as it drains
     await asyncio.to_thread(leaving.terminate)
     cluster.api.delete("endpointslices", NAMESPACE, "slice-orca-main-0")
@@ -166,7 +175,7 @@ async def test_a_killed_leader_is_followed_and_its_streams_go_on(cluster: Cluste
     first = cluster.leader
     assert first is not None
     request = asyncio.create_task(cluster.complete(300))
-    await asyncio.sleep(0.5)
+    await eventually(lambda: cluster.count("running") == 1)
     first.kill()
     assert await request == text
     assert await cluster.store.epoch() > epoch, "another epoch, in Redis"
@@ -184,7 +193,7 @@ async def test_a_leader_that_hangs_is_followed_and_finds_its_epoch_over(cluster:
     first = cluster.leader
     assert first is not None
     request = asyncio.create_task(cluster.complete(300))
-    await asyncio.sleep(0.5)
+    await eventually(lambda: cluster.count("running") == 1)
     first.send(signal.SIGSTOP)
     assert await request == text
     first.send(signal.SIGCONT)

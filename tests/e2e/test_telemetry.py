@@ -183,9 +183,10 @@ async def test_what_is_not_sampled_leaves_nothing(traced: tuple[Up, Collector]) 
     async with httpx.AsyncClient(timeout=60) as http:
         headers = {"traceparent": header.removesuffix("01") + "00"}
         answer = await http.post(f"{up.url}/v1/chat/completions", json=body(5), headers=headers)
-    assert answer.status_code == 200
-    await trace_of(made, parent(1)[0], "stream")
-    await asyncio.sleep(0.5)
+        assert answer.status_code == 200
+        after, header = parent(21)
+        await http.post(f"{up.url}/v1/chat/completions", json=body(5), headers={"traceparent": header})
+    await trace_of(made, after, f"chat {MODEL}", "queue", "decode")  # what came before it has come as well
     assert made.trace(trace_id) == []
     await eventually(up.is_idle)
 

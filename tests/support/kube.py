@@ -47,6 +47,7 @@ class KubeApi:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.seen: Counter[tuple[str, int]] = Counter()  # (verb, status)
+        self.sent: Counter[str] = Counter()  # changes told to watchers, by the object's name
         self.forbidden: list[str] = []
         self._version = 100
         self._oldest = 0  # changes up to this one are forgotten
@@ -215,6 +216,7 @@ class KubeApi:
             for _, change, where, item in changes:
                 if where == key and _selected(item, selector):
                     yield _line(change, item)
+                    self.sent[item["metadata"]["name"]] += 1
             now = asyncio.get_running_loop().time()
             if request.query_params.get("allowWatchBookmarks") and now - told > BOOKMARK_S:
                 told = now
