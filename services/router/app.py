@@ -12,6 +12,7 @@ from services.common.errors import OrcaError
 from services.router.adapters.backend import Backend
 from services.router.adapters.fleet_metrics import exposition
 from services.router.api import errors, routes, tokens
+from services.router.api.service import Service
 from services.router.api.sse import ClientGone
 
 log = logging.getLogger(__name__)
@@ -33,9 +34,7 @@ class Readiness:
         return None if self._backend.limits else "no worker is ready"
 
 
-def create_app(
-    service: routes.Service, readiness: Readiness, registry: CollectorRegistry, fleet_ports: list[str]
-) -> FastAPI:
+def create_app(service: Service, readiness: Readiness, registry: CollectorRegistry, fleet_ports: list[str]) -> FastAPI:
     """The application over one service."""
     app = FastAPI(title="Orca", version="0.1.0")
     app.include_router(routes.build(service))

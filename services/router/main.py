@@ -28,7 +28,7 @@ from services.router.adapters.backend import Backend, Windows
 from services.router.adapters.http import BoundedConnection, until_quiet
 from services.router.adapters.keys import KeyFile, key_file
 from services.router.adapters.tokenizing import TokenizingPool
-from services.router.api.routes import Service
+from services.router.api.service import Service
 from services.router.app import Readiness, create_app
 from services.router.core.chat import ChatEncoder
 from services.router.settings import RouterSettings
@@ -61,7 +61,7 @@ def make_service(
         chat=ChatEncoder(files, encoder),
         table=TokenBytes(files.tokenizer_json),
         metrics=metrics.RouterMetrics(registry),
-        tokenize=pool.run,
+        offload=pool.run,
         usage=usage,
         max_body_bytes=settings.max_body_bytes,
         keep_alive_s=settings.keep_alive,

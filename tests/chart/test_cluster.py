@@ -213,7 +213,9 @@ async def test_serving_goes_on_while_the_api_server_is_away(cluster: Cluster) ->
         assert await cluster.complete(50) == text
         served += 1
     assert served > AWAY_S / 2, "it served at its usual pace"
+    renewed = cluster.api.seen["PUT", 200]
     cluster.api.come_back()
+    await eventually(lambda: cluster.api.seen["PUT", 200] > renewed + 2 * 5, 15)  # two terms of the Lease
     assert await cluster.store.epoch() == epoch, "the same leader, under the same epoch"
     assert cluster.leader is leader
 

@@ -4,9 +4,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 from services.common.errors import Overloaded
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 # One core is left for the event loop.
 THREADS = max(1, (os.cpu_count() or 1) - 1)
@@ -20,7 +23,7 @@ class TokenizingPool:
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._pending = 0
 
-    async def run(self, function: Callable[[Any], list[int]], argument: Any) -> list[int]:
+    async def run(self, function: Callable[[A], R], argument: A, /) -> R:
         """function(argument), on a thread. Raises Overloaded when too many wait for that."""
         if self._pending >= MAX_PENDING:
             raise Overloaded("too many prompts are being tokenized; try again later")

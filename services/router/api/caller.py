@@ -23,6 +23,11 @@ class Caller:
     tenant: str = ""
     priority: int = 0
     quota: Quota = NO_QUOTA
+    highest: int = MAX_PRIORITY
+
+    def tier(self, step: int) -> int:
+        """The priority of a request that asks for so much more or less than its caller's."""
+        return max(-MAX_PRIORITY, min(self.highest, self.priority + step))
 
 
 def caller(request: Request, ring: KeyRing | None = None) -> Caller:
@@ -31,7 +36,7 @@ def caller(request: Request, ring: KeyRing | None = None) -> Caller:
     if ring is not None:
         return _by_key(request, ring)
     if not is_loopback(request.client.host if request.client else ""):
-        return Caller()
+        return Caller(highest=0)
     tenant = request.headers.get(TENANT_HEADER, "")
     if tenant and not TENANT.fullmatch(tenant):
         raise InvalidRequest(f"{TENANT_HEADER}: up to 64 letters, digits, '.', '_' and '-'", TENANT_HEADER)
@@ -45,7 +50,7 @@ def _by_key(request: Request, ring: KeyRing) -> Caller:
     if tenant is None:
         raise Unauthenticated("this API key is not known" if key else "an API key is needed: Authorization: Bearer KEY")
     priority = _priority(request.headers.get(PRIORITY_HEADER, str(tenant.priority)))
-    return Caller(tenant.name, min(priority, tenant.priority), tenant.quota)
+    return Caller(tenant.name, min(priority, tenant.priority), tenant.quota, tenant.priority)
 
 
 def allowance_headers(quota: Quota, left: Allowance | None) -> dict[str, str]:

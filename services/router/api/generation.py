@@ -15,7 +15,7 @@ from services.common.log import about
 from services.common.metrics import RouterMetrics
 from services.common.text.detokenizer import TokenBytes
 from services.router.api import sse
-from services.router.api.errors import JSON, error_body
+from services.router.api.errors import JSON
 from services.router.api.format import Formatter, Whole
 from services.router.api.stream import Backend, Stream
 from services.router.core.emission import Delta, Fold
@@ -145,11 +145,12 @@ class Generation:
                 yield chunk
         except StreamInterrupted as error:
             self._outcome = "interrupted"
-            yield sse.event(error_body(error))
+            yield self._formatter.failed(error)
         except OrcaError as error:
             self._outcome = "error"
-            yield sse.event(error_body(error))
-            yield sse.DONE
+            yield self._formatter.failed(error)
+            if self._formatter.closing:
+                yield self._formatter.closing
 
     async def _events(self) -> AsyncIterator[bytes]:
         sent = time.monotonic()
@@ -172,7 +173,8 @@ class Generation:
                 yield b"".join(frames)
                 failpoint("stream.event")
         self._ended()
-        yield sse.DONE
+        if self._formatter.closing:
+            yield self._formatter.closing
 
     def _check_position(self, entry_id: str) -> None:
         """The journal must still have the entry that the client names: where a failover lost it, they were written
@@ -184,13 +186,13 @@ class Generation:
     def _frames(self, entry_id: str, deltas: list[Delta]) -> list[bytes]:
         """The events of one entry, without those that the client has already."""
         objects = [chunk for delta in deltas for chunk in self._formatter.chunks(delta)]
-        if self._fold.usage is not None and self._formatter.include_usage:
-            objects.append(self._formatter.usage_chunk(self._fold.usage))
+        if self._fold.usage is not None:
+            objects += self._formatter.end(self._fold.usage)
         self._check_position(entry_id)
         request_id, last = self._stream.document.request_id, len(objects) - 1
         skipped = self._position.skip(entry_id, len(objects))
         return [
-            sse.event(data, event_id(request_id, entry_id, index, last))
+            self._formatter.frame(data, event_id(request_id, entry_id, index, last))
             for index, data in enumerate(objects)
             if index >= skipped
         ]

@@ -9,7 +9,7 @@ from services.common.errors import InvalidRequest
 from services.common.text.detokenizer import Detokenizer
 from services.router.api.body import read_json
 from services.router.api.errors import from_validation
-from services.router.api.routes import Service
+from services.router.api.service import Service
 from services.router.api.wire import MAX_MESSAGES, MAX_PROMPT_IDS, Message, Strict, TokenId
 
 
@@ -39,10 +39,10 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         messages = [message.for_template() for message in body.messages]
         service.check_length(sum(len(m["content"].encode()) for m in messages), longest, "messages")
-        return await service.tokenize(service.chat.encode, messages)
+        return await service.offload(service.chat.encode, messages)
     prompt = body.prompt or ""
     service.check_length(len(prompt.encode()), longest, "prompt")
-    return await service.tokenize(service.encoder.encode_raw, prompt)
+    return await service.offload(service.encoder.encode_raw, prompt)
 
 
 def build(service: Service) -> APIRouter:

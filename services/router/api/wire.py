@@ -101,6 +101,10 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     user: str | None = Field(None, max_length=512)
 
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "SamplingFields":
         if self.stream_options is not None and not self.stream:

@@ -9,9 +9,21 @@ from services.common.text.stop import StopMatcher
 from services.router.core.document import Document
 
 
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """News of one tool call. index: which of its choice's. name: on its first. arguments: the next piece of JSON."""
+
+    index: int
+    call_id: str
+    name: str | None
+    arguments: str
+
+
 @dataclass(slots=True)  # one a token
 class Delta:
-    """News of one choice. first: its first; finish: how it ended, on its last."""
+    """News of one choice. first: its first; finish: how it ended, on its last: "tool_calls" instead of "stop" if it
+    made any. details: of its tokens; prompt: of the tokens of its prompt, but for the first, on its first. reasoning:
+    text, but of the model's thoughts."""
 
     choice: int
     text: str
@@ -19,6 +31,9 @@ class Delta:
     details: tuple[TokenDetail, ...]
     first: bool
     finish: str | None
+    prompt: tuple[TokenDetail, ...] = ()
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 class _Choice:

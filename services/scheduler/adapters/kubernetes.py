@@ -160,11 +160,15 @@ class Lease:
         self._api = client.CoordinationV1Api(api)
         self._namespace, self._name, self._identity = namespace, name, identity
         self.duration_s = duration_s
-        self._seen: tuple[str, float] = ("", 0.0)  # its version, and when we first saw that
+        self._version = ""  # of the Lease when last read
+        self._read_at: float | None = None  # when; None if the latest attempt failed
+        self._silent_s = 0.0  # how long we have watched that version
 
     def acquire(self) -> bool:
         """Take it or renew it; False while another holds it. Whether it has run out is judged by our own clock, from
-        when we saw it change: clocks of two machines are not compared."""
+        when we saw it change: clocks of two machines are not compared. Only the time between two reads that were
+        answered counts: while the API server is away its holder cannot renew it either."""
+        read_at, self._read_at = self._read_at, None
         try:
             lease = self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=TIMEOUT_S)
         except ApiException as error:
@@ -173,11 +177,9 @@ class Lease:
             return self._create()
         assert lease.spec is not None
         assert lease.metadata is not None
-        holder, now = lease.spec.holder_identity or "", time.monotonic()
-        version = lease.metadata.resource_version or ""
-        if version != self._seen[0]:
-            self._seen = (version, now)
-        lapsed = now - self._seen[1] > (lease.spec.lease_duration_seconds or self.duration_s)
+        self._watch(lease.metadata.resource_version or "", read_at)
+        holder = lease.spec.holder_identity or ""
+        lapsed = self._silent_s > (lease.spec.lease_duration_seconds or self.duration_s)
         if holder not in ("", self._identity) and not lapsed:
             return False
         if holder != self._identity:
@@ -187,6 +189,13 @@ class Lease:
         lease.spec.lease_duration_seconds = self.duration_s
         lease.spec.renew_time = _now()
         return self._replace(lease)
+
+    def _watch(self, version: str, read_at: float | None) -> None:
+        self._read_at = time.monotonic()
+        if version != self._version:
+            self._version, self._silent_s = version, 0.0
+        elif read_at is not None:
+            self._silent_s += self._read_at - read_at
 
     def release(self) -> None:
         """Let another have it at once."""

@@ -1,0 +1,15 @@
+"""Deltas to the objects of each API, streamed and whole."""
+
+from services.common.text.detokenizer import TokenBytes
+from services.router.api.format.base import Call, Formatter, Usage, Whole
+from services.router.api.format.openai import ChatFormatter, CompletionFormatter
+from services.router.core.document import Document
+
+__all__ = ["Call", "Formatter", "Usage", "Whole", "formatter_for"]
+
+FORMATTERS: dict[str, type[Formatter]] = {"chat": ChatFormatter, "completion": CompletionFormatter}
+
+
+def formatter_for(document: Document, table: TokenBytes) -> Formatter:
+    """The formatter of the API that a request came by."""
+    return FORMATTERS[document.api](document, table)
