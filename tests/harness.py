@@ -119,7 +119,16 @@ class LocalSystem:
         """A request with n choices; the record of choice c > 0 is called name/c."""
         arrival = len(self._params)
         choices = [
-            CoreSequence(name, choice, list(prompt), params.max_tokens, arrival, tenant, priority)
+            CoreSequence(
+                name,
+                choice,
+                list(prompt),
+                params.max_tokens,
+                arrival,
+                tenant,
+                priority,
+                reuses=not params.prompt_logprobs,
+            )
             for choice in range(n)
         ]
         assert all(self.core.can_ever_fit(sequence) for sequence in choices)

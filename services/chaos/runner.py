@@ -24,7 +24,7 @@ from services.common.models.resolve import ModelFiles
 from services.common.redis.store import CONNECTION_ERRORS
 from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
-from services.router.core.chat import ChatEncoder
+from services.router.core.chat import ChatEncoder, Conversation
 
 READY_S, IDLE_S = 60.0, 90.0
 POISON_S = 180.0
@@ -56,7 +56,7 @@ class Prompts:
 
     def encode(self, request: Request) -> list[int]:
         if request.is_chat:
-            return self._chat(request.body["messages"])
+            return self._chat(Conversation(request.body["messages"])).ids
         prompt = request.body["prompt"]
         return self._raw(prompt) if isinstance(prompt, str) else list(prompt)
 

@@ -37,6 +37,7 @@ class Terms:
     document: what another router needs to go on with its stream (JSON).
     window_s: how long it can be read after its end.
     resumable: it runs on for a grace period when its last reader leaves.
+    outlives: it runs to its end whether or not anybody reads it.
     turned_away: how many the router has refused by itself since it last asked.
     rates: requests and tokens a minute that its tenant is allowed; 0 is no limit.
     """
@@ -51,6 +52,7 @@ class Terms:
     document: str = "{}"
     idempotency: IdempotencyKey | None = None
     resumable: bool = False
+    outlives: bool = False
     turned_away: int = 0
     rates: tuple[int, int] = (0, 0)
 

@@ -1,5 +1,7 @@
 """Requests to protobuf and back. For adapters only: protobuf stops there."""
 
+from collections.abc import Iterable, Sequence
+
 from services.common.journal import TokenDetail
 from services.common.pb.orca.v1 import common_pb2, generate_pb2
 from services.common.request import GenerateRequest, SamplingParams
@@ -22,6 +24,9 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar=params.grammar,
+        embed=params.embed,
     )
 
 
@@ -42,6 +47,9 @@ def sampling_from_proto(proto: common_pb2.SamplingParams) -> SamplingParams:
         stop=tuple(proto.stop),
         stop_token_ids=tuple(proto.stop_token_ids),
         logprobs=proto.logprobs if proto.HasField("logprobs") else None,
+        prompt_logprobs=proto.prompt_logprobs,
+        grammar=proto.grammar,
+        embed=proto.embed,
     )
 
 
@@ -75,17 +83,35 @@ def request_from_bytes(data: bytes) -> GenerateRequest:
     )
 
 
-def details_from_bytes(payload: bytes) -> tuple[TokenDetail, ...]:
-    """One detail per token of a journal item; none of an empty payload."""
+Details = tuple[tuple[TokenDetail, ...], tuple[TokenDetail, ...], tuple[float, ...], int]
+NO_DETAILS: Details = ((), (), (), 0)
+# A detail as the worker has it: the chosen token's log-probability and (token id, log-probability) of alternatives.
+Scored = tuple[float, tuple[tuple[int, float], ...]]
+
+
+def details_from_bytes(payload: bytes) -> Details:
+    """Of the tokens of a journal item, of the tokens of its prompt, its prompt's embedding, and how much of that was
+    cached."""
     if not payload:  # nearly always
-        return ()
-    details = common_pb2.TokenDetails.FromString(payload)
-    return tuple(TokenDetail(d.logprob, tuple((t.token_id, t.logprob) for t in d.top)) for d in details.tokens)
+        return NO_DETAILS
+    proto = common_pb2.TokenDetails.FromString(payload)
+    return _details(proto.tokens), _details(proto.prompt), tuple(proto.embedding), proto.cached
 
 
-def details_to_bytes(chosen: float, top: tuple[tuple[int, float], ...]) -> bytes:
+def _details(protos: Iterable[common_pb2.TokenDetail]) -> tuple[TokenDetail, ...]:
+    return tuple(TokenDetail(d.logprob, tuple((t.token_id, t.logprob) for t in d.top)) for d in protos)
+
+
+def details_to_bytes(
+    token: Scored | None, prompt: Sequence[Scored] = (), embedding: Sequence[float] = (), cached: int = 0
+) -> bytes:
     """The payload of a journal item of one token."""
-    alternatives = [common_pb2.TokenLogprob(token_id=token, logprob=value) for token, value in top]
     return common_pb2.TokenDetails(
-        tokens=[common_pb2.TokenDetail(logprob=chosen, top=alternatives)]
+        tokens=[_scored(token)] if token else [], prompt=map(_scored, prompt), embedding=embedding, cached=cached
     ).SerializeToString()
+
+
+def _scored(scored: Scored) -> common_pb2.TokenDetail:
+    chosen, top = scored
+    alternatives = [common_pb2.TokenLogprob(token_id=token, logprob=value) for token, value in top]
+    return common_pb2.TokenDetail(logprob=chosen, top=alternatives)

@@ -8,6 +8,8 @@ OrcaError
 |   |-- RequestTimeout      408
 |   |-- ModelNotFound       404
 |   |-- StreamNotFound      404
+|   |-- NotFound            404
+|   |-- Conflict            409
 |   `-- KeyReused           422
 |-- Overloaded              429  try again later
 |-- Unavailable             503  nothing here can serve it now
@@ -59,6 +61,14 @@ class ModelNotFound(InvalidRequest):
 
 class StreamNotFound(InvalidRequest):
     status, code = 404, "stream_not_found"
+
+
+class NotFound(InvalidRequest):
+    status, code = 404, "not_found"
+
+
+class Conflict(InvalidRequest):
+    status, code = 409, "conflict"
 
 
 class KeyReused(InvalidRequest):

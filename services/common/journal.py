@@ -74,7 +74,9 @@ class TokenDetail:
 class JournalItem:
     """Tokens of one choice within a journal entry. finish is None while the choice goes on.
 
-    details: one per token, or none if log-probabilities were not asked for.
+    details: one per token, or none if log-probabilities were not asked for. prompt: of the tokens of its prompt but
+    the first, or embedding: of its prompt, with its first token, where that was asked for. cached: tokens of its prompt
+    that were not computed again, with its first token.
     """
 
     choice: int
@@ -82,6 +84,9 @@ class JournalItem:
     token_ids: tuple[int, ...]
     finish: str | None
     details: tuple[TokenDetail, ...]
+    prompt: tuple[TokenDetail, ...] = ()
+    embedding: tuple[float, ...] = ()
+    cached: int = 0
 
 
 @dataclass(slots=True)

@@ -8,7 +8,9 @@ class SamplingParams:
     """How one request's tokens are chosen and when its sequences end.
 
     temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. logprobs None is none at
-    all, 0 the chosen token's alone. The seed is always set: the router draws one where the user gave none.
+    all, 0 the chosen token's alone; prompt_logprobs: those of the prompt too. The seed is always set: the router draws
+    one where the user gave none. grammar: what the text must match, as llguidance reads it; "" is anything. embed: the
+    prompt's last hidden state is wanted, and no text.
     """
 
     max_tokens: int
@@ -26,6 +28,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: bool = False
+    grammar: str = ""
+    embed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

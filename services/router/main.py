@@ -23,12 +23,16 @@ from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import parse
 from services.common.text.detokenizer import TokenBytes
+from services.common.text.grammar import Grammars
 from services.common.text.tokenizer import TextEncoder
 from services.router.adapters.backend import Backend, Windows
+from services.router.adapters.batch_runner import BatchRunner
 from services.router.adapters.http import BoundedConnection, until_quiet
 from services.router.adapters.keys import KeyFile, key_file
+from services.router.adapters.redis_shelf import RedisShelf
 from services.router.adapters.tokenizing import TokenizingPool
 from services.router.api.service import Service
+from services.router.api.shelf import ShelfLimits
 from services.router.app import Readiness, create_app
 from services.router.core.chat import ChatEncoder
 from services.router.settings import RouterSettings
@@ -59,6 +63,7 @@ def make_service(
         files=files,
         encoder=encoder,
         chat=ChatEncoder(files, encoder),
+        grammars=Grammars(files.tokenizer_json, files.vocab_size, files.eos_token_ids),
         table=TokenBytes(files.tokenizer_json),
         metrics=metrics.RouterMetrics(registry),
         offload=pool.run,
@@ -70,6 +75,16 @@ def make_service(
         started=int(time.time()),
         spans=make_spans(tracing) if tracing else None,
         ring=lambda: keys.ring if keys else None,
+    )
+
+
+def shelf_limits(settings: RouterSettings) -> ShelfLimits:
+    return ShelfLimits(
+        file_bytes=settings.max_file_bytes,
+        tenant_files=settings.tenant_files,
+        tenant_bytes=settings.tenant_file_bytes,
+        tenant_batches=settings.tenant_batches,
+        ttl_s=int(settings.file_days * 86_400),
     )
 
 
@@ -93,7 +108,8 @@ async def serve(settings: RouterSettings) -> None:
     keys = key_file(settings.api_keys, settings.allow_anonymous, settings.host)
     files = await asyncio.to_thread(resolve_model, settings.model)
     incarnation = f"{settings.name}-{uuid.uuid4().hex[:12]}"
-    store = Store(connect(settings.redis_url.get_secret_value()), settings.partition)
+    redis = connect(settings.redis_url.get_secret_value())
+    store = Store(redis, settings.partition)
     limits = AdmissionLimits(
         settings.max_requests, settings.max_tokens, settings.tenant_requests, settings.tenant_tokens
     )
@@ -105,7 +121,10 @@ async def serve(settings: RouterSettings) -> None:
     service = make_service(settings, files, backend, registry, pool, store.usage, tracing, keys)
     readiness = Readiness(backend)
     ports = [port for port in settings.fleet_metrics.split(",") if port]
-    app = create_app(service, readiness, registry, ports)
+    kept = shelf_limits(settings)
+    shelf = RedisShelf(redis, settings.partition, incarnation, kept)
+    batches = BatchRunner(service, shelf, kept, settings.batch_in_flight)
+    app = create_app(service, readiness, registry, ports, shelf, kept)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -123,6 +142,7 @@ async def serve(settings: RouterSettings) -> None:
         """Not ready, and nobody new; what is open, and what still comes on open connections, is served to its end. When
         the whole system ends, what comes is refused."""
         backend.draining = BoundedConnection.closing = True
+        await batches.stop()
         backend.closed = stop.at_once
         if not stop.at_once:
             for listener in server.servers:
@@ -147,7 +167,7 @@ async def serve(settings: RouterSettings) -> None:
     serving = asyncio.ensure_future(_serve_http(server, listening_socket(settings)))
     try:
         watching = [keys.watch()] if keys else []
-        await process.run_until(stop, _forever(serving), backend.run(), beat(), *watching, drain=drain)
+        await process.run_until(stop, _forever(serving), backend.run(), batches.run(), beat(), *watching, drain=drain)
         await store.register("routers", incarnation, "", 0)
     except CONNECTION_ERRORS as error:
         log.warning("could not sign off: %s", error)

@@ -5,7 +5,18 @@ from pydantic import Field
 from services.common.settings import DEFAULT_MODEL, OrcaSettings
 
 
-class AdmissionSettings(OrcaSettings):
+class BatchSettings(OrcaSettings):
+    """Files and batches. `orca up` takes the same flags and hands them on."""
+
+    max_file_bytes: int = Field(16 << 20, ge=1024, le=100 << 20, description="largest file at /v1/files")
+    tenant_files: int = Field(1000, ge=1, le=10_000, description="most files of one tenant")
+    tenant_file_bytes: int = Field(128 << 20, ge=0, description="most bytes of one tenant's files; 0 is no limit")
+    tenant_batches: int = Field(1000, ge=1, le=10_000, description="most batches of one tenant, finished ones included")
+    file_days: float = Field(7, ge=1, le=365, description="days that files and finished batches are kept")
+    batch_in_flight: int = Field(8, ge=1, le=1000, description="most requests of one batch in the system at a time")
+
+
+class AdmissionSettings(BatchSettings):
     """What may come in. `orca up` takes the same flags and hands them on."""
 
     max_requests: int = Field(1000, ge=1, description="most requests in the system; more are refused with 429")
@@ -16,7 +27,9 @@ class AdmissionSettings(OrcaSettings):
     allow_anonymous: bool = Field(False, description="serve anybody, also on other addresses than loopback")
     request_timeout: float = Field(0, ge=0, le=86_400, description="seconds that a request may take; 0 is no limit")
     resume_window: int = Field(120, ge=1, description="seconds that a finished request's stream can be read again")
-    idempotency_window: int = Field(600, ge=1, description="and one that came with an Idempotency-Key")
+    idempotency_window: int = Field(
+        600, ge=1, description="and a stored response, or one that came with an Idempotency-Key"
+    )
 
 
 class RouterSettings(AdmissionSettings):

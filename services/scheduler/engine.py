@@ -157,6 +157,7 @@ class Engine:
                 priority=request.priority,
                 prompt_index=choice // request.n,
                 slo=self._slo,
+                reuses=not request.params.prompt_logprobs,
                 output=list(fenced.token_ids),
             )
             for choice, fenced in enumerate(fence.choices)

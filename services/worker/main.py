@@ -23,6 +23,7 @@ from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import parse
 from services.common.text.detokenizer import Detokenizer, TokenBytes
+from services.common.text.grammar import Grammars
 from services.worker.adapters.publisher import Publisher
 from services.worker.adapters.session import Identity, SessionServer
 from services.worker.core.input_batch import InputBatch
@@ -131,8 +132,13 @@ class Worker:
             vocab_size=files.vocab_size,
         )
         self.failed: asyncio.Future[None] = self._loop.create_future()
+        self._grammars = Grammars(files.tokenizer_json, files.vocab_size, files.eos_token_ids)
         self._batch = InputBatch(
-            executor.num_blocks, executor.block_size, files.eos_token_ids, executor.num_host_blocks
+            executor.num_blocks,
+            executor.block_size,
+            files.eos_token_ids,
+            executor.num_host_blocks,
+            self._grammars.constrain,
         )
         self._steps = StepLoop(executor, self._batch, self._emit, self._on_failure, keep_results=settings.max_in_flight)
         self._session = SessionServer(self._identity, self._steps)
@@ -208,6 +214,7 @@ class Worker:
             self._steps.stop()
             await asyncio.to_thread(self._steps.join, self._settings.drain)
             await self._publisher.drained()
+            self._grammars.close()
 
     async def _given_away(self) -> None:
         """Return once no sequence is left here, or nobody to give one to."""

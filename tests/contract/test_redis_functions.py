@@ -41,7 +41,7 @@ def _item(name: str = "r1", index: int = 0, ids: tuple[int, ...] = (7,), **other
 async def test_tokens_reach_journal_and_inbox_in_order(store: Store) -> None:
     await _request(store)
     assert await store.publish(
-        "w0", [_item(index=0, ids=(7,)), _item(index=1, ids=(8,), payload=details_to_bytes(-0.1, ((8, -0.1),)))]
+        "w0", [_item(index=0, ids=(7,)), _item(index=1, ids=(8,), payload=details_to_bytes((-0.1, ((8, -0.1),))))]
     ) == [
         "ok",
         "ok",
@@ -216,6 +216,30 @@ async def test_what_is_resumable_or_handed_on_is_not_aborted(store: Store) -> No
     assert not await store.is_aborted("r1")
     assert not await store.is_aborted("r2")
     assert await store.readers(["r1", "r2"]) == [set(), set()]
+
+
+async def test_what_outlives_its_readers_is_aborted_by_command_alone(store: Store) -> None:
+    await _request(store, outlives=True)
+    assert await store.abort("r1", "router-a") == "kept"
+    assert not await store.is_aborted("r1")
+    await _request(store, "r2")
+    assert await store.readers(["r1", "r2", "nobody"]) == [None, {"router-a"}, set()]
+    assert await store.abort("r1") == "ok"
+    assert await store.is_aborted("r1")
+
+
+async def test_what_is_over_can_be_forgotten(store: Store) -> None:
+    terms = {"document": "{}", "idempotency": IdempotencyKey("k", "b")}
+    await _request(store, **terms)
+    assert await store.document("r1") == "{}"
+    assert await store.forget("r1") == "running"
+    assert await store.publish("w0", [_item(finish="stop")]) == ["ok"]
+    assert await store.forget("r1") == "ok"
+    assert await store.forget("r1") == "gone"
+    assert await store.document("r1") is None
+    assert await store.journal("r1") == []
+    assert await store.attach("r1", "router-a") is None
+    assert await store.enqueue("r2", b"", _terms(**terms)) == Admitted(), "its key names nothing"
 
 
 async def test_a_tenants_minute_is_shared_by_all_routers_and_fills_again(store: Store) -> None:

@@ -1,13 +1,15 @@
 """The built-in model, loaded once a session. The default profile makes few tokens; ORCA_GOLDEN=full makes 64."""
 
 import os
+import warnings
+from typing import Any
 
 import pytest
 import torch
 
 from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.text.tokenizer import TextEncoder
-from services.router.core.chat import ChatEncoder
+from services.router.core.chat import ChatEncoder, Conversation
 from services.worker.executor.torch_executor import TorchExecutor
 from services.worker.model.cpu.build import find_compiler
 from tests.golden.prompts import CHAT, RAW
@@ -31,6 +33,20 @@ def files() -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
+def transformers_model(files: ModelFiles) -> Any:
+    """The same weights, in transformers' hands."""
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(
+            files.path.parent, gguf_file=files.path.name, dtype=torch.float32, local_files_only=True
+        ).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="session")
 def executor(files: ModelFiles) -> TorchExecutor:
     made = TorchExecutor(files, torch.float32, torch.device("cpu"), 1200, 16, num_host_blocks=64)
     assert made.batch_invariant
@@ -41,7 +57,7 @@ def _prompts(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
     encoder = TextEncoder(files.tokenizer_json)
     chat = ChatEncoder(files, encoder)
     raw = [tuple(encoder.encode_raw(text)) for text in RAW]
-    return (*raw, *(tuple(chat.encode(messages)) for messages in CHAT))
+    return (*raw, *(tuple(chat.encode(Conversation(messages)).ids) for messages in CHAT))
 
 
 @pytest.fixture(scope="session")

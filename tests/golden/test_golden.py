@@ -126,20 +126,14 @@ def only(which: Iterable[tuple[str, int, bool]], alone: dict[str, Generated]) ->
 
 
 def test_equals_transformers_generate(
-    files: ModelFiles, prompts: Prompts, alone: dict[str, Generated], capsys: pytest.CaptureFixture[str]
+    transformers_model: Any, prompts: Prompts, alone: dict[str, Generated], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_pretrained(
-            files.path.parent, gguf_file=files.path.name, dtype=torch.float32, local_files_only=True
-        ).eval()
-        model.generation_config.eos_token_id = None
         close: list[str] = []
         compared = 0
         for index, prompt in enumerate(prompts):
-            result = model.generate(
+            result = transformers_model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=NUM_TOKENS,

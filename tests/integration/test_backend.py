@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from services.common import process
 from services.common.admission import AdmissionLimits
-from services.common.errors import GenerationFailed, Overloaded
+from services.common.errors import GenerationFailed, Overloaded, StreamNotFound
 from services.common.journal import FenceAnswer, PublishItem
 from services.common.metrics import RouterMetrics
 from services.common.redis.store import Store
@@ -125,6 +126,33 @@ async def test_a_reader_that_comes_as_another_leaves_is_not_forgotten(store: Sto
     backend.leave(first)
     await backend.settle()
     assert await store.readers(["r1"]) == [set()]
+
+
+async def test_a_look_is_no_reading(store: Store) -> None:
+    backend = Backend(store, "router-a", AdmissionLimits(10), Windows(60, 600))
+    request = replace(REQUEST, tenant="a")
+    document = Document.of(request, "completion", 0, True, False)
+    stream = await backend.submit(request, document, None, False, NO_QUOTA, outlives=True, kept=True)
+    assert await backend.look("r1", "a") == (document, [])
+    assert isinstance(await store.fence("r1", 1), FenceAnswer)
+    await publish(store, 0, 2 * MAX_BUFFERED + 1)
+    backend.leave(stream)
+    await backend.settle()
+    assert not await store.is_aborted("r1")
+    other = Backend(store, "router-b", AdmissionLimits(10), WINDOWS)
+    found, entries = await other.look("r1", "a")
+    assert found == document
+    assert [item.token_ids for entry in entries for item in entry.items] == [(i,) for i in range(2 * MAX_BUFFERED + 1)]
+    for tenant, name in (("b", "r1"), ("a", "r2")):
+        with pytest.raises(StreamNotFound):
+            await other.look(name, tenant)
+    await other.cancel("r1")
+    assert await store.is_aborted("r1")
+    await publish(store, 2 * MAX_BUFFERED + 1, 2 * MAX_BUFFERED + 2, finish_at=2 * MAX_BUFFERED + 1)
+    assert 500 < await store._redis.ttl(f"{store._prefix}state:r1") <= 600, "kept for the longer window"
+    await other.forget("r1")
+    with pytest.raises(StreamNotFound):
+        await other.look("r1", "a")
 
 
 async def test_a_position_that_a_failover_lost_is_an_error_and_not_a_repetition(store: Store) -> None:

@@ -26,8 +26,8 @@ def test_nobody_else_is(host: str) -> None:
             tenant="team-a",
             priority="9",
         )
-    ) == Caller("", 0)
-    assert caller(request(host, tenant="a b", priority="x")) == Caller("", 0)
+    ) == Caller("", 0, highest=0)
+    assert caller(request(host, tenant="a b", priority="x")) == Caller("", 0, highest=0)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def request(host: str = "10.0.0.1", **headers: str) -> Request:
 
 def test_a_key_is_its_tenants_wherever_it_comes_from() -> None:
     ring = KeyRing.parse(file_of(priority=5, requests=3, tokens=1000))
-    expected = Caller("team-a", 5, Quota(3, 1000))
+    expected = Caller("team-a", 5, Quota(3, 1000), highest=5)
     assert caller(request(authorization=f"Bearer {KEY}"), ring) == expected
     assert caller(request(authorization=f"bearer  {KEY}"), ring) == expected
     assert caller(request(x_api_key=KEY), ring) == expected

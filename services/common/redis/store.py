@@ -1,4 +1,5 @@
-"""The typed client of the function library. The only place that names a Redis key."""
+"""The typed client of the function library. The only place, with the router's shelf of files and batches, that names a
+Redis key."""
 
 import asyncio
 import logging
@@ -108,7 +109,7 @@ def parse_entry(request_id: str, entry_id: str, fields: Sequence[tuple[bytes, by
             usage = (int(prompt), int(completion))
         else:
             choice, index, ids, finish = name.decode().split(":")
-            items.append(JournalItem(int(choice), int(index), _ids(ids), finish or None, details_from_bytes(value)))
+            items.append(JournalItem(int(choice), int(index), _ids(ids), finish or None, *details_from_bytes(value)))
     return JournalEntry(request_id, entry_id, worker, step, tuple(items), usage)
 
 
@@ -234,14 +235,24 @@ class Store:
         with _passing_states():
             return [last.decode() if last else None for last in await pipeline.execute()]
 
-    async def readers(self, request_ids: Sequence[str]) -> list[set[str]]:
-        """The routers that read each request, in one pipelined call."""
+    async def readers(self, request_ids: Sequence[str]) -> list[set[str] | None]:
+        """The routers that read each request, in one pipelined call; None for a request that needs no reader."""
         pipeline: Any = self._redis.pipeline(transaction=False)
         for request_id in request_ids:
-            pipeline.hget(f"{self._prefix}state:{request_id}", "readers")
+            pipeline.hmget(f"{self._prefix}state:{request_id}", "readers", "outlives")
         with _passing_states():
             rows = await pipeline.execute()
-        return [set((names or b"").decode().split()) for names in rows]
+        return [None if outlives == b"1" else set((names or b"").decode().split()) for names, outlives in rows]
+
+    async def document(self, request_id: str) -> str | None:
+        """What a request was enqueued with for its readers, without becoming one. None if it is gone."""
+        with _passing_states():
+            text = await cast(Any, self._redis.hget(f"{self._prefix}state:{request_id}", "document"))
+        return text.decode() if text else None
+
+    async def forget(self, request_id: str) -> str:
+        """Take away what is left of a request that is over: ok, running or gone."""
+        return cast(bytes, (await self._call("forget", request_id))[0]).decode()
 
     async def is_aborted(self, request_id: str) -> bool:
         return bool(await cast(Any, self._redis.hget(f"{self._prefix}state:{request_id}", "abort")))
@@ -334,6 +345,7 @@ def _terms_to_json(terms: Terms) -> bytes:
             "limits": [limits.requests, limits.tokens, limits.tenant_requests, limits.tenant_tokens],
             "window": terms.window_s,
             "resumable": terms.resumable,
+            "outlives": terms.outlives,
             "turned_away": terms.turned_away,
             "rates": terms.rates,
             "key": key.key if key else "",

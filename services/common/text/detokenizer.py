@@ -6,7 +6,7 @@ decoding of all ids, and the state can be rebuilt from the ids alone.
 
 import codecs
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,10 @@ class TokenBytes:
         """Bytes of a token; none for an id beyond the tokenizer (logits can be wider)."""
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
+    def named(self, contents: Collection[str]) -> dict[int, bytes]:
+        """The special tokens among these, with their names as bytes."""
+        return {token: text.encode() for token, text in self._content.items() if text in contents}
+
     def shown(self, token_id: int) -> str:
         """A token's text for log-probabilities: special tokens by name, broken bytes replaced."""
         return self._content.get(token_id) or self.of(token_id).decode("utf-8", errors="replace")
@@ -77,14 +81,18 @@ def _from_fallback(piece: str) -> bytes:
 class Detokenizer:
     """One sequence's text, token by token."""
 
-    def __init__(self, table: TokenBytes) -> None:
+    def __init__(self, table: TokenBytes, shown: Collection[str] = ()) -> None:
+        """shown: special tokens that are text all the same."""
         self._table = table
+        self._shown = table.named(shown) if shown else {}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._first = table.strips_first_space
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; never part of a character."""
         data = self._table.of(token_id)
+        if not data and self._shown:
+            data = self._shown.get(token_id, b"")
         if self._first and data:
             self._first = False
             data = data.removeprefix(b" ")

@@ -5,10 +5,10 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from services.common import process
 from services.common.admission import (
@@ -35,7 +35,7 @@ from services.common.failpoints import failpoint
 from services.common.journal import JournalEntry, Leave
 from services.common.redis.store import CONNECTION_ERRORS, Store, parse_entry, until_answered
 from services.common.request import GenerateRequest
-from services.router.api.stream import Stream
+from services.router.api.stream import MAX_BUFFERED, Stream
 from services.router.core.document import Document
 from services.router.core.limits import FleetLimits
 from services.router.core.position import order_of
@@ -43,6 +43,7 @@ from services.router.core.tenants import Quota
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 READ_BLOCK_MS = 1_000
 WATCH_S = 1.0
 SILENT_S = 1.0
@@ -65,7 +66,7 @@ FULL = {
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Seconds that a request can be read after its end, and one with an idempotency key."""
+    """Seconds that a request can be read after its end; and one with an idempotency key, or that is kept."""
 
     resume_s: int
     idempotency_s: int
@@ -102,7 +103,14 @@ class Backend:
             raise Overloaded(self._refusal.message, self._refusal.retry_after_s)
 
     async def submit(
-        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool, quota: Quota
+        self,
+        request: GenerateRequest,
+        document: Document,
+        key: tuple[str, str] | None,
+        resumable: bool,
+        quota: Quota,
+        outlives: bool = False,
+        kept: bool = False,
     ) -> Stream:
         """Put a request into the system. Raises Overloaded, Unavailable or KeyReused; then nothing was queued."""
         if self.closed:
@@ -115,11 +123,12 @@ class Backend:
             prompt_tokens=request.num_prompt_tokens,
             tokens=request.most_tokens,
             limits=self._admission.of_tenant(quota.requests, quota.tokens),
-            window_s=self._windows.idempotency_s if key else self._windows.resume_s,
+            window_s=self._windows.idempotency_s if key or kept else self._windows.resume_s,
             tenant=request.tenant,
             document=document.to_json(),
             idempotency=IdempotencyKey(*key) if key else None,
             resumable=resumable or key is not None,
+            outlives=outlives,
             turned_away=turned_away,
             rates=(quota.requests_per_minute, quota.tokens_per_minute),
         )
@@ -186,7 +195,7 @@ class Backend:
         if found is None or document is None or document.tenant != tenant:
             if document is not None and request_id not in self._streams:
                 self._say_goodbye(request_id, Leave.DETACH)
-            raise StreamNotFound("there is no such stream, or it has been over for too long", "request_id")
+            raise _not_found()
         stream = self._open(document, behind=True, ends_at=found.ends_at)
         stream.accepted = True
         return stream
@@ -199,6 +208,38 @@ class Backend:
 
     async def _pull(self, request_id: str, after: str, count: int) -> list[JournalEntry]:
         return await until_answered(lambda: self._store.journal(request_id, after, count))
+
+    # -- looking
+
+    async def look(self, request_id: str, tenant: str) -> tuple[Document, list[JournalEntry]]:
+        """A request as it stands, without becoming one of its readers. Raises StreamNotFound or Unavailable."""
+        text = await self._ask(lambda: self._store.document(request_id))
+        document = Document.from_json(text) if text is not None else None
+        if document is None or document.tenant != tenant:
+            raise _not_found()
+        return document, await self._ask(lambda: self._so_far(request_id))
+
+    async def _so_far(self, request_id: str) -> list[JournalEntry]:
+        """Its journal, read as readers read it: Redis is not held up by a long one."""
+        entries: list[JournalEntry] = []
+        while page := await self._store.journal(request_id, entries[-1].entry_id if entries else "-", MAX_BUFFERED):
+            entries += page
+        return entries
+
+    async def cancel(self, request_id: str) -> None:
+        """Abort a request, whoever reads it. It ends soon after. Raises Unavailable."""
+        await self._ask(lambda: self._store.abort(request_id))
+
+    async def forget(self, request_id: str) -> None:
+        """Take away what is left of a request that is over. Raises Unavailable."""
+        await self._ask(lambda: self._store.forget(request_id))
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await until_answered(call)
+        except TimeoutError:
+            raise Unavailable("the queue does not answer") from None
 
     # -- going
 
@@ -330,3 +371,7 @@ class Backend:
                 stream.fall_behind()
                 # Its frames do not come: a failover may have forgotten that it is read here.
                 await self._store.attach(stream.document.request_id, self._router)
+
+
+def _not_found() -> StreamNotFound:
+    return StreamNotFound("there is no such stream, or it has been over for too long", "request_id")

@@ -40,7 +40,7 @@ TIERS = {"flex": -10, "priority": 10}
 class Prepared:
     """What a body asks for. n: choices of each prompt. stream, include_usage, view: how they are shown.
 
-    outlives: it is not aborted when nobody reads it.
+    outlives: it is not aborted when nobody reads it. kept: it can be read for the longer window.
     """
 
     model: str
@@ -52,6 +52,7 @@ class Prepared:
     tier: str | None = None
     view: View = PLAIN
     outlives: bool = False
+    kept: bool = False
 
 
 Prepare = Callable[[Service, W, FleetLimits], Awaitable[Prepared]]
@@ -81,6 +82,64 @@ class Endpoint(Generic[W]):
         return await submit(service, request, self._api, prepared, asker, wants, data, received)
 
 
+def generate_request(
+    prepared: Prepared, tenant: str, priority: int, timeout_s: float = 0.0, trace: str = ""
+) -> GenerateRequest:
+    """A new request of what was prepared."""
+    return GenerateRequest(
+        request_id=uuid.uuid4().hex,
+        model=prepared.model,
+        prompts=tuple(map(tuple, prepared.prompts)),
+        params=prepared.params,
+        n=prepared.n,
+        tenant=tenant,
+        priority=priority,
+        timeout_s=timeout_s,
+        traceparent=trace,
+    )
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A request in the system, and the stream of its answer. new: it is no other that had its idempotency key."""
+
+    stream: Stream
+    new: bool
+    span: "StreamSpan | None"
+
+
+async def enter(
+    service: Service,
+    request: Request,
+    api: str,
+    prepared: Prepared,
+    asker: Caller,
+    wants: Intent,
+    data: dict[str, Any],
+    received: float,
+) -> Entered:
+    """Put what was prepared into the system. data: the body, for an idempotency key. Raises OrcaError."""
+    priority = asker.tier(TIERS.get(prepared.tier or "", 0))
+    generate = generate_request(prepared, asker.tenant, priority, wants.timeout_s, traceparent(request))
+    span = service.spans.begin(api, generate, received) if service.spans else None
+    if span is not None:
+        generate = replace(generate, traceparent=span.traceparent)
+    document = Document.of(generate, api, int(time.time()), prepared.stream, prepared.include_usage, prepared.view)
+    key = wants.digests(asker.tenant, request.url.path, data)
+    try:
+        stream = await service.backend.submit(
+            generate, document, key, wants.resumable, asker.quota, prepared.outlives, prepared.kept
+        )
+    except BaseException as error:
+        if span is not None:
+            span.refused(error.code if isinstance(error, OrcaError) else "abort")
+        raise
+    new = stream.document is document
+    if new:
+        service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
+    return Entered(stream, new, span)
+
+
 async def submit(
     service: Service,
     request: Request,
@@ -92,32 +151,10 @@ async def submit(
     received: float,
 ) -> Response:
     """Put what was prepared into the system, and answer. data: the body, for an idempotency key. Raises OrcaError."""
-    generate = GenerateRequest(
-        request_id=uuid.uuid4().hex,
-        model=prepared.model,
-        prompts=tuple(map(tuple, prepared.prompts)),
-        params=prepared.params,
-        n=prepared.n,
-        tenant=asker.tenant,
-        priority=asker.tier(TIERS.get(prepared.tier or "", 0)),
-        timeout_s=wants.timeout_s,
-        traceparent=traceparent(request),
-    )
-    span = service.spans.begin(api, generate, received) if service.spans else None
-    if span is not None:
-        generate = replace(generate, traceparent=span.traceparent)
-    document = Document.of(generate, api, int(time.time()), prepared.stream, prepared.include_usage, prepared.view)
-    key = wants.digests(asker.tenant, request.url.path, data)
-    try:
-        stream = await service.backend.submit(generate, document, key, wants.resumable, asker.quota)
-    except BaseException as error:
-        if span is not None:
-            span.refused(error.code if isinstance(error, OrcaError) else "abort")
-        raise
-    if stream.document is document:
-        service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
-        return await answer(service, request, stream, received, span=span, quota=asker.quota)
-    return await answer(service, request, stream, None, span=span)
+    entered = await enter(service, request, api, prepared, asker, wants, data, received)
+    if entered.new:
+        return await answer(service, request, entered.stream, received, span=entered.span, quota=asker.quota)
+    return await answer(service, request, entered.stream, None, span=entered.span)
 
 
 async def answer(
@@ -145,6 +182,7 @@ async def answer(
     )
     theirs = REQUEST_ID.sub("", request.headers.get("x-request-id", ""))[:128]
     headers = {"X-Request-Id": theirs or document.request_id, "X-Orca-Request-Id": document.request_id}
+    headers |= dict.fromkeys(formatter.id_headers, headers["X-Request-Id"])
     headers |= allowance_headers(quota, stream.allowance)
     if document.stream:
         return sse.EventStream(generation.events(), headers, generation.close)

@@ -38,9 +38,14 @@ def plain(status: int, message: str) -> Response:
 
 
 def from_validation(error: ValidationError) -> InvalidRequest:
-    """The first error alone, without the input: a small answer whatever was sent."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = [str(part) for part in first["loc"]]
+    """One error alone, without the input: a small answer whatever was sent. Of a field that may have several forms the
+    one that was nearly met."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    same_field = [item for item in errors if item["loc"][:1] == errors[0]["loc"][:1]]
+    nearest = max(same_field, key=lambda item: len(item["loc"]))
+    path = [str(part) for part in nearest["loc"]]
     param = ".".join(path[:6])[:200] or None
-    message = first["msg"].removeprefix("Value error, ")
+    message = nearest["msg"].removeprefix("Value error, ")
+    if nearest["type"] == "extra_forbidden":
+        message = "this parameter is not known here"
     return InvalidRequest(f"{param}: {message}" if param else message, path[0] if path else None)

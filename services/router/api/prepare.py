@@ -1,58 +1,164 @@
 """Bodies of chat and completions to prompts and parameters."""
 
+from dataclasses import replace
+
+from services.common.errors import InvalidRequest
+from services.common.text import grammar
 from services.router.api.endpoint import Prepared
 from services.router.api.sampling import sampling
 from services.router.api.service import Service
-from services.router.api.wire import ChatRequest, CompletionRequest
+from services.router.api.wire import ChatRequest, CompletionRequest, Message, SamplingFields, Tool
+from services.router.core.chat import Conversation, Encoded, text_bytes
+from services.router.core.document import View
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit
+from services.router.core.tools import call_grammar
+
+ANY_JSON = {"type": "object"}
 
 
-async def _chat_prompt(service: Service, body: ChatRequest, limits: FleetLimits) -> list[int]:
-    messages = [message.for_template() for message in body.messages]
-    service.check_length(sum(len(m["content"].encode()) for m in messages), limits.max_model_len, "messages")
-    ids = await service.offload(service.chat.encode, messages)
-    check_token_ids(ids, limits, "messages")
-    return ids
-
-
-async def _completion_prompts(service: Service, body: CompletionRequest, limits: FleetLimits) -> list[list[int]]:
+def conversation(messages: list[Message], tools: list[Tool]) -> Conversation:
+    """Raises InvalidRequest with the number of the message that is wrong."""
     out = []
-    for prompt in body.prompt:
+    for index, message in enumerate(messages):
+        try:
+            out.append(message.for_template())
+        except ValueError as error:
+            raise InvalidRequest(f"messages.{index}.tool_calls: {error}", "messages") from None
+    return Conversation(out, [tool.model_dump(exclude_none=True) for tool in tools])
+
+
+async def encode_chat(service: Service, chat: Conversation, max_tokens: int) -> Encoded:
+    """Raises InvalidRequest, also on what is too long for any tokenization, before the work."""
+    service.check_length(text_bytes([chat.messages, chat.tools]), max_tokens, "messages")
+    return await service.offload(service.chat.encode, chat)
+
+
+async def _chat_prompt(service: Service, body: ChatRequest, limits: FleetLimits) -> Encoded:
+    variables = dict(body.chat_template_kwargs or {})
+    service.chat.check_variables(variables, "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        service.chat.check_variables(["reasoning_effort"], "reasoning_effort")
+        variables["reasoning_effort"] = body.reasoning_effort
+    chat = conversation(body.messages, body.offered)
+    encoded = await encode_chat(service, Conversation(chat.messages, chat.tools, variables), limits.max_model_len)
+    check_token_ids(encoded.ids, limits, "messages")
+    return encoded
+
+
+async def encode_prompts(
+    service: Service, prompts: list[str] | list[list[int]], limits: FleetLimits, max_tokens: int | None, param: str
+) -> list[list[int]]:
+    """Raises InvalidRequest or Overloaded."""
+    out = []
+    for prompt in prompts:
         if isinstance(prompt, str):
-            service.check_length(len(prompt.encode()), limits.max_model_len, "prompt")
+            service.check_length(len(prompt.encode()), limits.max_model_len, param)
             prompt = await service.offload(service.encoder.encode_raw, prompt)
-        check_token_ids(prompt, limits, "prompt")
-        output_limit(limits, len(prompt), body.max_tokens, "prompt")  # before the next one is even looked at
+        check_token_ids(prompt, limits, param)
+        output_limit(limits, len(prompt), max_tokens, param)  # before the next one is even looked at
         out.append(prompt)
     return out
 
 
+def _grammar(body: SamplingFields) -> tuple[str, str] | None:
+    """What the text must match, and the parameter that says so. Raises InvalidRequest."""
+    wanted, form = body.structured_outputs, body.response_format
+    if form is not None and form.type == "json_schema":
+        schema = form.json_schema.schema_
+        return grammar.of_schema(ANY_JSON if schema is None else schema, "response_format"), "response_format"
+    if form is not None and form.type == "json_object":
+        return grammar.of_schema(ANY_JSON, "response_format"), "response_format"
+    if wanted is None:
+        return None
+    param = "structured_outputs"
+    if wanted.json_ is not None:
+        return grammar.of_schema(wanted.json_, param), param
+    if wanted.regex is not None:
+        return grammar.of_regex(wanted.regex), param
+    if wanted.choice is not None:
+        return grammar.of_choices(wanted.choice), param
+    if wanted.grammar is not None:
+        return grammar.of_grammar(wanted.grammar, param), param
+    return grammar.of_schema(ANY_JSON, param), param
+
+
+async def _checked_grammar(service: Service, body: SamplingFields) -> str:
+    """ "" for any text. Raises InvalidRequest."""
+
+    def check(body: SamplingFields) -> str:
+        found = _grammar(body)
+        if isinstance(body, ChatRequest) and body.calls_surely:
+            found = _call_grammar(service, body), "tools"
+        if found is None:
+            return ""
+        service.grammars.check(*found)
+        return found[0]
+
+    constrained = body.structured_outputs is not None or body.response_format is not None
+    if not (constrained or (isinstance(body, ChatRequest) and body.calls_surely)):
+        return ""
+    return await service.offload(check, body)
+
+
+def _call_grammar(service: Service, body: ChatRequest) -> str:
+    chosen = None if isinstance(body.tool_choice, str) or body.tool_choice is None else body.tool_choice.function.name
+    functions = [tool.function for tool in body.offered if chosen in (None, tool.function.name)]
+    several = chosen is None and body.parallel_tool_calls is not False
+    schemas = [(function.name, dict(function.parameters or {})) for function in functions]
+    return call_grammar(service.chat.call_format, schemas, several)
+
+
 async def prepare_chat(service: Service, body: ChatRequest, limits: FleetLimits) -> Prepared:
     """Raises InvalidRequest or Overloaded."""
-    prompt = await _chat_prompt(service, body, limits)
-    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    most = output_limit(limits, len(prompt), asked, "messages", name)
+    encoded = await _chat_prompt(service, body, limits)
+    name, asked = body.most_asked
+    most = output_limit(limits, len(encoded.ids), asked, "messages", name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return Prepared(
         model=body.model,
-        prompts=[prompt],
-        params=sampling(body, most, logprobs, limits),
+        prompts=[encoded.ids],
+        params=sampling(body, most, logprobs, limits, await _checked_grammar(service, body)),
         n=body.n or 1,
         stream=bool(body.stream),
         include_usage=body.includes_usage,
+        tier=body.service_tier,
+        view=View(
+            calls=service.chat.call_format if body.offered else "",
+            reasoning=encoded.reasoning,
+            tier=_tier(body),
+        ),
     )
 
 
 async def prepare_completion(service: Service, body: CompletionRequest, limits: FleetLimits) -> Prepared:
     """Raises InvalidRequest or Overloaded."""
-    prompts = await _completion_prompts(service, body, limits)
+    prompts = await encode_prompts(service, body.prompt, limits, body.max_tokens, "prompt")
     most = min(output_limit(limits, len(prompt), body.max_tokens, "prompt") for prompt in prompts)
+    ranked = body.generated > (body.n or 1)
+    # A prompt is scored on the way to its first token, which is made, and not shown.
+    params = sampling(body, max(1, most), body.logprobs, limits, await _checked_grammar(service, body))
     return Prepared(
         model=body.model,
         prompts=prompts,
-        params=sampling(body, most, body.logprobs, limits),
-        n=body.n or 1,
+        params=replace(
+            params,
+            prompt_logprobs=bool(body.echo) and body.logprobs is not None,
+            logprobs=0 if ranked and body.logprobs is None else body.logprobs,
+        ),
+        n=body.generated,
         stream=bool(body.stream),
         include_usage=body.includes_usage,
+        tier=body.service_tier,
+        view=View(
+            shown=(body.n or 1) if ranked else 0,
+            echo=tuple(map(tuple, prompts)) if body.echo else (),
+            scores_only=body.max_tokens == 0,
+            logprobs=body.logprobs is not None,
+            tier=_tier(body),
+        ),
     )
+
+
+def _tier(body: SamplingFields) -> str:
+    """As it is told: what was asked for is what is given."""
+    return "" if body.service_tier is None else "default" if body.service_tier == "auto" else body.service_tier

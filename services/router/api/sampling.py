@@ -8,7 +8,9 @@ from services.router.api.wire import SamplingFields
 from services.router.core.limits import FleetLimits
 
 
-def sampling(body: SamplingFields, max_tokens: int, logprobs: int | None, limits: FleetLimits) -> SamplingParams:
+def sampling(
+    body: SamplingFields, max_tokens: int, logprobs: int | None, limits: FleetLimits, grammar: str = ""
+) -> SamplingParams:
     """Wire fields to sampling parameters; the seed is drawn here where none was given."""
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
@@ -28,6 +30,7 @@ def sampling(body: SamplingFields, max_tokens: int, logprobs: int | None, limits
         stop=tuple(body.stop or ()),
         stop_token_ids=_stop_tokens(body.stop_token_ids or [], limits),
         logprobs=logprobs,
+        grammar=grammar,
     )
 
 

@@ -11,6 +11,7 @@ from services.common.errors import ContextLengthError, ModelNotFound
 from services.common.metrics import RouterMetrics
 from services.common.models.resolve import ModelFiles
 from services.common.text.detokenizer import TokenBytes
+from services.common.text.grammar import Grammars
 from services.common.text.tokenizer import TextEncoder
 from services.router.api.caller import Caller, caller
 from services.router.api.errors import from_validation
@@ -41,6 +42,7 @@ class Service:
     files: ModelFiles
     encoder: TextEncoder
     chat: ChatEncoder
+    grammars: Grammars
     table: TokenBytes
     metrics: RouterMetrics
     offload: Offload

@@ -10,8 +10,20 @@ from services.common.telemetry import is_sampled
 from services.common.telemetry.tracing import Tracing, clock_offset_ns, fail, traceparent_of
 from services.router.core.document import Document
 
-OPERATIONS = {"chat": "chat", "completion": "text_completion"}
-ROUTES = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+OPERATIONS = {
+    "chat": "chat",
+    "completion": "text_completion",
+    "embedding": "embeddings",
+    "messages": "chat",
+    "responses": "chat",
+}
+ROUTES = {
+    "chat": "/v1/chat/completions",
+    "completion": "/v1/completions",
+    "embedding": "/v1/embeddings",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 
 
 class Spans:

@@ -128,15 +128,34 @@ class Backend(Protocol):
         ...
 
     async def submit(
-        self, request: GenerateRequest, document: Document, key: tuple[str, str] | None, resumable: bool, quota: Quota
+        self,
+        request: GenerateRequest,
+        document: Document,
+        key: tuple[str, str] | None,
+        resumable: bool,
+        quota: Quota,
+        outlives: bool = False,
+        kept: bool = False,
     ) -> Stream:
         """Put a request into the system. key: digests of an idempotency key and of what was asked; the stream may be
-        that of another request then. quota: the tenant's own. Raises Overloaded, Unavailable or KeyReused; then nothing
-        was queued."""
+        that of another request then. quota: the tenant's own. outlives: it runs to its end without readers. kept: it
+        can be read for the longer window. Raises Overloaded, Unavailable or KeyReused; then nothing was queued."""
         ...
 
     async def attach(self, request_id: str, tenant: str) -> Stream:
         """Join the readers of a request, from its beginning. Raises StreamNotFound or Unavailable."""
+        ...
+
+    async def look(self, request_id: str, tenant: str) -> tuple[Document, list[JournalEntry]]:
+        """A request as it stands, without becoming one of its readers. Raises StreamNotFound or Unavailable."""
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """Abort a request, whoever reads it. It ends soon after. Raises Unavailable."""
+        ...
+
+    async def forget(self, request_id: str) -> None:
+        """Take away what is left of a request that is over. Raises Unavailable."""
         ...
 
     def leave(self, stream: Stream) -> None:

@@ -9,8 +9,10 @@ from services.common.errors import InvalidRequest
 from services.common.text.detokenizer import Detokenizer
 from services.router.api.body import read_json
 from services.router.api.errors import from_validation
+from services.router.api.prepare import conversation, encode_chat
 from services.router.api.service import Service
-from services.router.api.wire import MAX_MESSAGES, MAX_PROMPT_IDS, Message, Strict, TokenId
+from services.router.api.wire import MAX_MESSAGES, MAX_PROMPT_IDS, Message, Strict, TokenId, Tool
+from services.router.api.wire.chat import MAX_TOOLS
 
 
 class TokenizeRequest(Strict):
@@ -19,6 +21,7 @@ class TokenizeRequest(Strict):
     model: str | None = Field(None, max_length=512)
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -37,9 +40,7 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> list[int]:
     """Raises ContextLengthError on what is far too long, before the work."""
     longest = service.files.max_model_len
     if body.messages is not None:
-        messages = [message.for_template() for message in body.messages]
-        service.check_length(sum(len(m["content"].encode()) for m in messages), longest, "messages")
-        return await service.offload(service.chat.encode, messages)
+        return (await encode_chat(service, conversation(body.messages, body.tools or []), longest)).ids
     prompt = body.prompt or ""
     service.check_length(len(prompt.encode()), longest, "prompt")
     return await service.offload(service.encoder.encode_raw, prompt)

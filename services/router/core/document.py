@@ -12,14 +12,16 @@ class View:
     """How a request's tokens are shown, beyond their text.
 
     shown: the best so many of each prompt's choices, by mean log-probability; 0 is all. echo: prompts, by number, to
-    show before their outputs. scores_only: the one token that was made is not shown. calls: the format in which the
-    model writes tool calls, "" for none. reasoning: where its thoughts are set apart: "" nowhere, "inside" from the
-    beginning, "marked" when it begins with the mark. detail: what the API repeats in its answer, as JSON.
+    show before their outputs. scores_only: the one token that was made is not shown. logprobs: whether those are shown;
+    None is where there are any. calls: the format in which the model writes tool calls, "" for none. reasoning: where
+    its thoughts are set apart: "" nowhere, "inside" from the beginning, "marked" when it begins with the mark. detail:
+    what the API repeats in its answer, as JSON.
     """
 
     shown: int = 0
     echo: tuple[tuple[int, ...], ...] = ()
     scores_only: bool = False
+    logprobs: bool | None = None
     calls: str = ""
     reasoning: str = ""
     tier: str = ""
@@ -76,7 +78,7 @@ class Document:
             tenant=request.tenant,
             stop=params.stop,
             min_tokens=params.min_tokens,
-            logprobs=params.logprobs is not None,
+            logprobs=params.logprobs is not None if view.logprobs is None else view.logprobs,
             stream=stream,
             include_usage=include_usage,
             traceparent=request.traceparent,

@@ -1,29 +1,25 @@
 """From journal entries to what a client sees. A pure fold, never of time: any router gives the same events."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from services.common.errors import GenerationFailed
 from services.common.journal import JournalEntry, JournalItem, TokenDetail
 from services.common.text.detokenizer import Detokenizer, TokenBytes
 from services.common.text.stop import StopMatcher
+from services.router.core.calls import FORMATS, CallDelta, CallParser, ThoughtSplitter, call_ids
 from services.router.core.document import Document
 
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """News of one tool call. index: which of its choice's. name: on its first. arguments: the next piece of JSON."""
-
-    index: int
-    call_id: str
-    name: str | None
-    arguments: str
+# Control tokens that are part of what is parsed: models that have tools or thoughts write them.
+MARKS = frozenset({"[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<think>", "</think>"})
 
 
 @dataclass(slots=True)  # one a token
 class Delta:
     """News of one choice. first: its first; finish: how it ended, on its last: "tool_calls" instead of "stop" if it
     made any. details: of its tokens; prompt: of the tokens of its prompt, but for the first, on its first. reasoning:
-    text, but of the model's thoughts."""
+    text, but of the model's thoughts. embedding: of its prompt. stop: the stop string that
+    ended it."""
 
     choice: int
     text: str
@@ -34,14 +30,30 @@ class Delta:
     prompt: tuple[TokenDetail, ...] = ()
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
+    embedding: tuple[float, ...] = ()
+    stop: str | None = None
+
+
+class Usage(NamedTuple):
+    """Tokens: of all prompts, made, and of the prompts those that were not computed again."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
 
 
 class _Choice:
-    def __init__(self, table: TokenBytes, document: Document) -> None:
-        self._detokenizer = Detokenizer(table)
+    def __init__(self, table: TokenBytes, document: Document, number: int) -> None:
+        view = document.view
+        self._detokenizer = Detokenizer(table, shown=MARKS if view.calls or view.reasoning else ())
         self._stops = StopMatcher(document.stop)
         self._min_tokens = document.min_tokens
         self._ids: list[int] = []
+        self._thoughts = ThoughtSplitter(view.reasoning == "inside") if view.reasoning else None
+        self._calls: CallParser | None = None
+        if view.calls:
+            new_id = call_ids(document.request_id, number, FORMATS[view.calls].alphanumeric_ids)
+            self._calls = CallParser(view.calls, new_id)
         self.started = False
         self.finish: str | None = None
 
@@ -57,9 +69,31 @@ class _Choice:
         self.finish = item.finish
         if item.finish is not None:
             text += self._end()
-        if not (text or item.details or first or item.finish):
-            return None
-        return Delta(item.choice, text, item.token_ids, item.details, first, item.finish)
+        delta = Delta(item.choice, text, item.token_ids, item.details, first, item.finish, item.prompt)
+        delta.embedding = item.embedding
+        if item.finish == "stop":
+            delta.stop = self._stops.matched
+        if self._thoughts is not None or self._calls is not None:
+            self._split(delta)
+        news = delta.text or delta.details or first or delta.finish or delta.reasoning or delta.calls
+        return delta if news else None
+
+    def _split(self, delta: Delta) -> None:
+        """Take thoughts and calls out of a delta's text."""
+        if self._thoughts is not None:
+            delta.reasoning, delta.text = self._thoughts.push(delta.text)
+            if delta.finish:
+                rest, text = self._thoughts.flush()
+                delta.reasoning, delta.text = delta.reasoning + rest, delta.text + text
+        if self._calls is None:
+            return
+        delta.text, calls = self._calls.push(delta.text)
+        if delta.finish:
+            text, last = self._calls.flush()
+            delta.text, calls = delta.text + text, calls + last
+            if delta.finish == "stop" and self._calls.num_calls:
+                delta.finish = "tool_calls"
+        delta.calls = tuple(calls)
 
     def _news_of(self, item: JournalItem) -> JournalItem:
         """What of an item was not shown yet. A journal that lost its end, in a failover, is written anew: what comes
@@ -87,13 +121,17 @@ class Fold:
     """The state of one request's stream."""
 
     def __init__(self, document: Document, table: TokenBytes) -> None:
-        self._choices = [_Choice(table, document) for _ in range(document.choices)]
-        self.usage: tuple[int, int] | None = None
+        self._choices = [_Choice(table, document, number) for number in range(document.choices)]
+        self.usage: Usage | None = None
+        self._n = document.n
+        self._cached = 0
 
     def push(self, entry: JournalEntry) -> list[Delta]:
         """What this entry adds. Entries must come in order. Raises GenerationFailed if they contradict each other."""
+        # Choices of one prompt share it: what the first of them found is what the prompt's was found.
+        self._cached += sum(item.cached for item in entry.items if item.index == 0 and item.choice % self._n == 0)
         if entry.usage is not None:
-            self.usage = entry.usage
+            self.usage = Usage(*entry.usage, self._cached)
         deltas = (self._choices[item.choice].push(item) for item in entry.items)
         return [delta for delta in deltas if delta is not None]
 

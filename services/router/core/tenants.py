@@ -66,6 +66,7 @@ class KeyRing:
 
     def __init__(self, tenants: Mapping[str, Tenant]) -> None:
         self._tenants = tenants
+        self._by_name = {tenant.name: tenant for tenant in tenants.values()}
 
     @classmethod
     def parse(cls, text: str) -> "KeyRing":
@@ -88,6 +89,10 @@ class KeyRing:
     def find(self, key: str) -> Tenant | None:
         """Whose key it is. What is compared is digests, so the time it takes tells nothing of the keys."""
         return self._tenants.get(digest(key)) if 0 < len(key) <= MAX_KEY_CHARS else None
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name."""
+        return self._by_name.get(name)
 
     def __len__(self) -> int:
         return len(self._tenants)

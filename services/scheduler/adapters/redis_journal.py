@@ -122,8 +122,9 @@ class RedisJournal:
             engine.pump()
 
     async def reap(self, engine: Engine) -> None:
-        """Abort requests whose every router has been gone for the grace period, and take those that nobody has read: a
-        failover brings back what had ended, or loses what was read. Ends by cancellation."""
+        """Abort requests whose every router has been gone for the grace period, but for those that need no reader, and
+        take those that nobody has read: a failover brings back what had ended, or loses what was read. Ends by
+        cancellation."""
         orphaned: dict[str, float] = {}
         unread = 0
         while True:
@@ -136,7 +137,8 @@ class RedisJournal:
             request_ids = list(engine.records)
             readers = await until_answered(lambda ids=request_ids: self._store.readers(ids))  # type: ignore[misc]
             now = time.monotonic()
-            orphans = {r for r, routers in zip(request_ids, readers, strict=True) if not routers & alive}
+            pairs_of = zip(request_ids, readers, strict=True)
+            orphans = {r for r, routers in pairs_of if routers is not None and not routers & alive}
             orphaned = {request_id: orphaned.get(request_id, now) for request_id in orphans}
             for request_id, since in orphaned.items():
                 if now - since >= ORPHAN_GRACE_S:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator
 from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.explain import Explain, Reason
 from services.scheduler.core.order import OrderPolicy
-from services.scheduler.core.prefix_cache import block_digests
+from services.scheduler.core.prefix_cache import reusable_digests
 from services.scheduler.core.request import Sequence, Status
 from services.scheduler.core.step import Features, Scheduled, StepPlan
 from services.scheduler.core.worker_state import WorkerState
@@ -264,18 +264,19 @@ class StepBuilder:
         return order.acts_on_running and any(order.outranks(sequence, s) for s in self.worker.running.values())
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of its beginning; at least one token is left to compute, for its logits."""
+        """Cached blocks of its beginning."""
         if not self.worker.caches:
             return []
-        full = (sequence.num_tokens - 1) // self.limits.block_size
-        return self.worker.pool.find(block_digests(sequence, self.limits.block_size, full))
+        return self.worker.pool.find(reusable_digests(sequence, self.limits.block_size))
 
     def _copy_tail(self, sequence: Sequence) -> None:
         """Copy on write: of a block that a choice shares in part only, it gets a copy, and computes the prompt's last
         token alone."""
         leader, size = sequence.leader, self.limits.block_size
         last = sequence.num_prompt_tokens - 1
-        if leader is None or sequence.output or not self.worker.caches or sequence.num_computed >= last:
+        if leader is None or sequence.output or not self.worker.caches or not sequence.reuses:
+            return
+        if sequence.num_computed >= last:
             return
         alive = self.worker.running.get(leader.sequence_id) is leader
         if alive and leader.num_computed >= last and sequence.num_computed // size == last // size:

@@ -7,7 +7,7 @@ from itertools import islice
 
 from services.scheduler.core.block_manager import blocks_for
 from services.scheduler.core.policies.base import BatchingPolicy
-from services.scheduler.core.prefix_cache import PrefixIndex, block_digests
+from services.scheduler.core.prefix_cache import PrefixIndex, reusable_digests
 from services.scheduler.core.request import Sequence
 from services.scheduler.core.worker_state import WorkerState
 
@@ -148,12 +148,10 @@ class Placement:
         """Workers that hold most of what anybody holds of it."""
         found: dict[str, None] = {}
         for size in self.block_sizes:
-            full = (sequence.num_tokens - 1) // size
-            holders = self.index.deepest(block_digests(sequence, size, full))
+            holders = self.index.deepest(reusable_digests(sequence, size))
             found |= dict.fromkeys(islice(holders, MAX_HOLDERS))
         return [self._workers[name] for name in found]
 
     @staticmethod
     def _digests(sequence: Sequence, worker: WorkerState) -> list[bytes]:
-        size = worker.limits.block_size
-        return block_digests(sequence, size, (sequence.num_tokens - 1) // size)
+        return reusable_digests(sequence, worker.limits.block_size)

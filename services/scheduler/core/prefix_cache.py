@@ -23,6 +23,13 @@ def block_digests(sequence: Sequence, block_size: int, count: int) -> list[bytes
     return known if len(known) == count else known[:count]
 
 
+def reusable_digests(sequence: Sequence, block_size: int) -> list[bytes]:
+    """Of the blocks that it need not compute if they are cached: at least one token is left, for its logits."""
+    if not sequence.reuses:
+        return []
+    return block_digests(sequence, block_size, (sequence.num_tokens - 1) // block_size)
+
+
 def cache_root(sequence: Sequence) -> bytes:
     """What the sequence's digests are chained to."""
     return digests.root(sequence.tenant, sequence.adapter)

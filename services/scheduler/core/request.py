@@ -65,6 +65,7 @@ class Sequence:
     promised: output tokens that those plans will sample.
     arrival: place in the order of arrival; arrived_s: when, in seconds of any one clock.
     prompt_index, leader: choices of one prompt share its blocks; the leader is the first of them.
+    reuses: it takes what others computed of its prompt; one that wants all logits of it does not.
     expected_output: tokens that it will produce, where that is known (a simulator's oracle).
     """
 
@@ -80,6 +81,7 @@ class Sequence:
     adapter: str = ""
     prompt_index: int = 0
     expected_output: int | None = None
+    reuses: bool = True
     leader: "Sequence | None" = None
     output: list[int] = field(default_factory=list)
     status: Status = Status.WAITING

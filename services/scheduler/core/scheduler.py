@@ -13,7 +13,7 @@ from services.scheduler.core.explain import Explain, Reason
 from services.scheduler.core.order import OrderPolicy
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.policies.base import BatchingPolicy
-from services.scheduler.core.prefix_cache import block_digests
+from services.scheduler.core.prefix_cache import reusable_digests
 from services.scheduler.core.request import FinishReason, Sequence, Status
 from services.scheduler.core.step import Scheduled, StepPlan, StepResult, WorkerLimits, tokens_by_tenant
 from services.scheduler.core.trials import Trial, Trials
@@ -156,7 +156,7 @@ class Scheduler:
             leader = leaders.setdefault(sequence.prompt_index, sequence)
             sequence.leader = leader if leader is not sequence else None
             for size in self._placement.block_sizes:  # hashed on arrival, not while a worker waits for its plan
-                block_digests(sequence, size, (sequence.num_tokens - 1) // size)
+                reusable_digests(sequence, size)
             self.waiting.add(sequence)
         if self.waiting.first() is not self._blocked:
             self._blocked = None
@@ -277,6 +277,7 @@ class Scheduler:
         leader = sequence.leader
         return (
             leader is not None
+            and sequence.reuses
             and self.config.prefix_cache
             and not self.batching.reserves
             and leader.status in (Status.WAITING, Status.RUNNING)

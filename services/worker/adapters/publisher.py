@@ -9,8 +9,8 @@ from services.common.codec import details_to_bytes
 from services.common.failpoints import failpoint
 from services.common.journal import PublishItem
 from services.common.redis.store import CONNECTION_ERRORS, Store, backoff
-from services.worker.core.plan import SequenceState, StepOutput, TokenLogprobs
-from services.worker.core.publishing import Item, PublishBook
+from services.worker.core.plan import SequenceState, StepOutput
+from services.worker.core.publishing import Item, PublishBook, Token
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,14 @@ class Outcome:
     finish_reason: str | None
 
 
-def _payload(logprobs: TokenLogprobs | None) -> bytes:
-    return details_to_bytes(logprobs.chosen, logprobs.top) if logprobs else b""
+def _payload(token: Token, sequence: SequenceState) -> bytes:
+    """What is kept beside a token; with the first comes what was asked of the prompt."""
+    logprobs = token.logprobs
+    scored = (logprobs.chosen, logprobs.top) if logprobs else None
+    if token.index == 0 and (sequence.scores or sequence.embedding or sequence.num_cached):
+        prompt = [(s.chosen, s.top) for s in sequence.scores]
+        return details_to_bytes(scored, prompt, sequence.embedding, sequence.num_cached)
+    return details_to_bytes(scored) if scored else b""
 
 
 def _to_publish(item: Item) -> PublishItem:
@@ -42,7 +48,7 @@ def _to_publish(item: Item) -> PublishItem:
         token_ids=(token.token_id,) if token else (),
         step=item.step,
         finish=item.finish or "",
-        payload=_payload(token.logprobs) if token else b"",
+        payload=_payload(token, sequence) if token else b"",
     )
 
 

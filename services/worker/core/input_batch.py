@@ -1,12 +1,13 @@
 """Sequence states from deltas: applies plans, lists a step's rows, applies each request's own end rules."""
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from services.common import digest as digests
 from services.worker.core.plan import (
     BatchRow,
     BlockCopy,
+    Constraint,
     Copy,
     NewSequence,
     Plan,
@@ -15,6 +16,9 @@ from services.worker.core.plan import (
     SequenceState,
     StepInput,
 )
+
+# The constraint of a grammar, after the output so far.
+Constrain = Callable[[str, Sequence[int]], Constraint]
 
 
 class PlanError(Exception):
@@ -25,12 +29,19 @@ class InputBatch:
     """All sequences that this worker knows, and the step to run next."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, eos_token_ids: Collection[int], num_host_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        eos_token_ids: Collection[int],
+        num_host_blocks: int = 0,
+        constrain: Constrain | None = None,
     ) -> None:
+        """constrain: what makes the constraint of a sequence that has a grammar."""
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self._eos = frozenset(eos_token_ids)
+        self._constrain = constrain
         self.sequences: dict[int, SequenceState] = {}
         # What full blocks hold, also after their sequences have gone: a new leader finds its prefixes by it.
         self.contents: dict[int, bytes] = {}
@@ -66,6 +77,11 @@ class InputBatch:
         if not new.prompt:
             raise PlanError(f"sequence {new.sequence_id} has no prompt")
         params, num_prompt = new.params, len(new.prompt)
+        constraint = None
+        if params.grammar:
+            if self._constrain is None:
+                raise PlanError(f"sequence {new.sequence_id} has a grammar, and this worker knows none")
+            constraint = self._constrain(params.grammar, new.output)
         self.sequences[new.sequence_id] = SequenceState(
             sequence_id=new.sequence_id,
             request_id=new.request_id,
@@ -78,6 +94,8 @@ class InputBatch:
             tokens=[*new.prompt, *new.output],
             num_computed=new.num_computed,
             digest=new.cache_root,
+            constraint=constraint,
+            num_cached=min(new.num_computed, num_prompt),
             end_tokens=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             end_from=num_prompt + params.min_tokens,
             end_at=num_prompt + params.max_tokens,
@@ -176,7 +194,8 @@ class InputBatch:
             self.drop(sequence.sequence_id)
             return SequenceOutput(sequence, num_tokens, index, (), (), "error")
         tokens.append(token)
-        reason = self._end(sequence, token, len(tokens))
+        complete = sequence.constraint is not None and sequence.constraint.accept(token)
+        reason = self._end(sequence, token, len(tokens)) or ("stop" if complete else None)
         if reason:
             self.drop(sequence.sequence_id)
         return SequenceOutput(sequence, num_tokens, index, (token,), (logprobs,) if logprobs else (), reason)

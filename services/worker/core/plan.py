@@ -3,7 +3,9 @@
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from services.common.request import SamplingParams
 
@@ -58,6 +60,26 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+class Constraint(Protocol):
+    """What a sequence's text must match, as far as it has come."""
+
+    def fill(self, mask: np.ndarray) -> bool:
+        """Set the bits of the tokens that may come next; mask: int32 [words of 32 tokens]. False if it has failed."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Go on by one token. True if nothing can follow: the text is complete."""
+        ...
+
+
+def allowed_tokens(constraint: Constraint, vocab_size: int) -> np.ndarray | None:
+    """bool [vocab_size]; None if the constraint has failed."""
+    mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+    if not constraint.fill(mask):
+        return None
+    return np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size).view(bool)
+
+
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """A sequence as the worker knows it. tokens = prompt + output; the first num_computed have KV in the blocks."""
@@ -83,6 +105,12 @@ class SequenceState:
     end_tokens: frozenset[int] = frozenset()
     end_from: int = 0
     end_at: int = sys.maxsize
+    # Asked of its prompt, and told with its first token: log-probabilities of its tokens but the first, as far as
+    # computed, or its embedding.
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    embedding: list[float] = field(default_factory=list)
+    num_cached: int = 0  # tokens of its prompt that were in the blocks when it came
+    constraint: Constraint | None = None  # what its text must match
     # How it ended outside the step, "" if it did not: it is dropped, and what it still computed is discarded.
     ended: str = ""
 
@@ -101,6 +129,14 @@ class BatchRow(NamedTuple):
     @property
     def samples(self) -> bool:
         return self.start + self.num_tokens == len(self.sequence.tokens)
+
+    @property
+    def scored(self) -> range:
+        """Positions whose logits are asked for because the prompt's next token is known."""
+        sequence = self.sequence
+        if not sequence.params.prompt_logprobs or len(sequence.tokens) > sequence.num_prompt:
+            return range(0)
+        return range(self.start, min(self.start + self.num_tokens, sequence.num_prompt - 1))
 
 
 class Copy(Enum):

@@ -13,11 +13,13 @@ from collections.abc import Collection
 import numpy as np
 
 from services.common.request import SamplingParams
-from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled, TokenLogprobs
+from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled, SequenceState, TokenLogprobs, allowed_tokens
 
 FIRST_TOKEN = 256  # below are special tokens and bare bytes
+EMBEDDING_SIZE = 64
 NUM_SALTS = 64  # as many different devices there are, for a test
 POISON = "ORCA_FAKE_POISON_TOKEN"  # a token id: whoever runs a prompt that has it dies at once
+NAN = "ORCA_FAKE_NAN"  # TOKEN:COUNT: after so many outputs, the logits of a prompt that has this token are no numbers
 
 
 def sample(
@@ -28,15 +30,22 @@ def sample(
     banned: Collection[int],
     vocab_size: int,
     first_token: int = FIRST_TOKEN,
+    allowed: np.ndarray | None = None,
 ) -> Sampled:
-    """The token that follows the int32 token ids `read`: a pure function, so that others can check what was made."""
+    """The token that follows the int32 token ids `read`: a pure function, so that others can check what was made.
+    allowed: bool [vocabulary] of a constraint."""
     first_token = min(first_token, vocab_size - 1)
     seed = 0 if params.temperature == 0 else params.seed * 31 + choice + 1
     # Salts are spread out, so that no choice under one salt is another choice under the next.
     state = zlib.crc32(read.tobytes(), (seed + salt * 0x9E3779B1) & 0xFFFFFFFF)
-    token = first_token + state % (vocab_size - first_token)
-    while token in banned:
-        token = first_token + (token - first_token + 1) % (vocab_size - first_token)
+    if allowed is None:
+        token = first_token + state % (vocab_size - first_token)
+        while token in banned:
+            token = first_token + (token - first_token + 1) % (vocab_size - first_token)
+    else:
+        tokens = np.flatnonzero(allowed)
+        tokens = tokens[~np.isin(tokens, list(banned))] if not set(tokens.tolist()) <= set(banned) else tokens
+        token = int(tokens[state % len(tokens)])
     logprob = -((state >> 8) % 1000) / 100 - 0.001
     if params.logprobs is None:
         return Sampled(token)
@@ -67,6 +76,8 @@ class FakeExecutor:
         self._host_s = 0.0
         self._salt = salt
         self._poison = int(os.environ.get(POISON) or -1)
+        nan_token, _, nan_after = (os.environ.get(NAN) or "-1:0").partition(":")
+        self._nan_token, self._nan_after = int(nan_token), int(nan_after)
         self.num_host_blocks = num_host_blocks
         self.swap_s = 0.0
         self._kv = np.full(num_blocks * block_size, -1, dtype=np.int32)
@@ -117,4 +128,30 @@ class FakeExecutor:
     def _sample(self, row: BatchRow, banned: set[int]) -> Sampled:
         sequence = row.sequence
         read = self._kv[self._slots(sequence.block_table, row.start + row.num_tokens)]
-        return sample(read, sequence.params, sequence.choice, self._salt, banned, self._vocab, self._first_token)
+        params, choice = sequence.params, sequence.choice
+        prompt = sequence.tokens[: sequence.num_prompt] if self._nan_token >= 0 else ()
+        if self._nan_token in prompt and sequence.num_output >= self._nan_after:
+            return Sampled(None)
+        self._answer_about_prompt(sequence)
+        if sequence.constraint is None:
+            return sample(read, params, choice, self._salt, banned, self._vocab, self._first_token)
+        allowed = allowed_tokens(sequence.constraint, self._vocab)
+        if allowed is None:
+            return Sampled(None)
+        return sample(read, params, choice, self._salt, banned, self._vocab, self._first_token, allowed)
+
+    @staticmethod
+    def _answer_about_prompt(sequence: SequenceState) -> None:
+        """Made up of its tokens, like all that this executor says."""
+        params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt]
+        if params.prompt_logprobs and not sequence.num_output:
+            sequence.scores = [_made_up(token, params.logprobs or 0) for token in prompt[1:]]
+        if params.embed:
+            state = zlib.crc32(np.asarray(prompt, dtype=np.int32).tobytes())
+            vector = np.random.default_rng(state).standard_normal(EMBEDDING_SIZE)
+            sequence.embedding = (vector / np.linalg.norm(vector)).tolist()
+
+
+def _made_up(token: int, alternatives: int) -> TokenLogprobs:
+    logprob = -(token % 1000) / 100 - 0.001
+    return TokenLogprobs(logprob, tuple((token + i, logprob - i) for i in range(alternatives)))

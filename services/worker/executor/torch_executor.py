@@ -12,7 +12,8 @@ from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled
 from services.worker.model.backend import Draw, FlatStep, Logits, SequenceSpan
 from services.worker.model.choose import make_backend
 from services.worker.model.cuda.memory import measure_blocks
-from services.worker.model.sampler import SampleRow, sample
+from services.worker.model.masks import Masks
+from services.worker.model.sampler import SampleRow, sample, score
 
 DEFAULT_POOL_BYTES = 2 << 30
 
@@ -42,6 +43,7 @@ class TorchExecutor:
     ) -> None:
         self.num_model_calls = 0
         self.num_rows = 0
+        self._masks = Masks(files.vocab_size)
         self.block_size = block_size
         self._device = device
         self.backend = make_backend(
@@ -111,39 +113,69 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
-        sampling = [_sample_row(row, ban) for row, ban in zip(rows, banned, strict=True) if row.samples]
-        draws = [row.draw if self.backend.draws or row.greedy else None for row in sampling]
+        sampling = [row for row in rows if row.samples]
+        wishes = [_sample_row(row, ban) for row, ban in zip(rows, banned, strict=True) if row.samples]
+        draws = [wish.draw if self.backend.draws or wish.greedy else None for wish in wishes]
         more = [index for index, draw in enumerate(draws) if draw is None]
+        masks = self._masks.begin({at: sampling[index] for at, index in enumerate(more)})
         logits = self._forward(rows, draws)
-        sampled = [Sampled(token if token >= 0 else None) for token in logits.chosen]
+        sampled = [Sampled(token if token >= 0 else None) for token in logits.chosen[: len(wishes)]]
         if more:
             assert logits.values is not None
-            chosen = sample(logits.values[more], [sampling[index] for index in more])
+            chosen = sample(logits.values[more], [wishes[index] for index in more], masks.result(self._device))
             for index, one in zip(more, chosen, strict=True):
                 sampled[index] = one
+        self._answer_about_prompts(rows, sampling, logits)
         return sampled
 
     def _forward(self, rows: list[BatchRow], draws: list[Draw | None]) -> Logits:
-        """Of the rows that sample."""
+        """Of the rows that sample, then of the positions that are scored."""
         tokens: list[int] = []
         spans: list[SequenceSpan] = []
         wanted: list[int] = []
+        scored: list[int] = []
         for row in rows:
             sequence, end = row.sequence, row.start + row.num_tokens
+            scored += (len(tokens) + position - row.start for position in row.scored)
             spans.append(SequenceSpan(len(tokens), row.num_tokens, end, sequence.block_table))
             tokens += sequence.tokens[row.start : end]
             if row.samples:
                 wanted.append(len(tokens) - 1)
-        logits = self.backend.forward(FlatStep(tokens, spans, wanted, draws))
+        states = any(row.sequence.params.embed for row in rows)
+        step = FlatStep(tokens, spans, wanted + scored, draws + [None] * len(scored), states)
+        logits = self.backend.forward(step)
         self.num_model_calls += 1
         self.num_rows += len(tokens)
         return logits
+
+    @staticmethod
+    def _answer_about_prompts(rows: list[BatchRow], sampling: list[BatchRow], logits: Logits) -> None:
+        """Log-probabilities of the prompts' own tokens, and embeddings: kept with their sequences."""
+        at = len(sampling)
+        for row in rows:
+            positions, sequence = row.scored, row.sequence
+            if positions:
+                assert logits.values is not None
+                following = sequence.tokens[positions.start + 1 : positions.stop + 1]
+                values = logits.values[at : at + len(positions)]
+                sequence.scores += score(values, following, sequence.params.logprobs or 0)
+                at += len(positions)
+        for index, row in enumerate(sampling):
+            if row.sequence.params.embed:
+                assert logits.states is not None
+                row.sequence.embedding = torch.nn.functional.normalize(logits.states[index], dim=0).tolist()
 
 
 def _sample_row(row: BatchRow, banned: list[int]) -> SampleRow:
     sequence = row.sequence
     return SampleRow(
-        sequence.params, sequence.prompt_index, sequence.choice, sequence.tokens, sequence.num_prompt, banned
+        sequence.params,
+        sequence.prompt_index,
+        sequence.choice,
+        sequence.tokens,
+        sequence.num_prompt,
+        banned,
+        sequence.constraint is not None,
     )
 
 

@@ -1,7 +1,7 @@
 """What the executor asks of a way to run the model: a flat step in, logits out."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -39,13 +39,14 @@ class FlatStep:
     """All scheduled tokens of a step, one sequence after the other.
 
     tokens: [rows]. wanted: rows whose logits are sampled from. draws: for each of them; None where more is looked at
-    than a draw does.
+    than a draw does. states: the last hidden states of the wanted rows are asked for.
     """
 
     tokens: list[int]
     spans: list[SequenceSpan]
     wanted: list[int]
     draws: list[Draw | None]
+    states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,30 @@ class Logits:
     """Of the wanted rows. chosen: the token drawn, or else the most likely, the first of equals; -1 where the logits
     are not all numbers.
 
-    values: [wanted, vocabulary] float32; there may be none if all are drawn.
+    values: [wanted, vocabulary] float32; there may be none if all are drawn. states: [wanted, hidden], after the last
+    norm, if they were asked for.
     """
 
     chosen: list[int]
     values: torch.Tensor | None
+    states: torch.Tensor | None = None
+
+
+class HeadInput:
+    """What a transformers model last gave to its head: the last hidden states of the rows whose logits were wanted."""
+
+    def __init__(self, model: Any) -> None:
+        self._last: torch.Tensor | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._note)
+
+    def _note(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._last = inputs[0]
+
+    def take(self, rows: int) -> torch.Tensor:
+        """[rows, hidden] float32."""
+        states, self._last = self._last, None
+        assert states is not None
+        return states[0, :rows].float()
 
 
 class Backend(Protocol):

@@ -7,7 +7,7 @@ import torch
 
 from services.worker.model import paged
 from services.worker.model.attention import build_tile_groups
-from services.worker.model.backend import Caches, FlatStep, Logits, SequenceSpan
+from services.worker.model.backend import Caches, FlatStep, HeadInput, Logits, SequenceSpan
 from services.worker.model.linear import pack_linears
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class ReferenceBackend:
         self._block_size = block_size
         self._group_size = int(config.num_attention_heads) // kv_heads
         self._layers = int(config.num_hidden_layers)
+        self._head_input = HeadInput(model)
         self._vocab_size = int(config.vocab_size)
         self._block_shape = (kv_heads, block_size, head_dim)
         self._min_rows = MIN_ROWS
@@ -82,7 +83,8 @@ class ReferenceBackend:
             orca_step=paged_step,
         )
         logits: torch.Tensor = result.logits[0, : len(step.wanted)].float()
-        return Logits(torch.where(logits.isnan().any(dim=-1), -1, logits.argmax(dim=-1)).tolist(), logits)
+        states = self._head_input.take(len(step.wanted)) if step.states else None
+        return Logits(torch.where(logits.isnan().any(dim=-1), -1, logits.argmax(dim=-1)).tolist(), logits, states)
 
     def _make_invariant(self) -> bool:
         """Find the padding under which a row alone equals the row in company. False if none does."""

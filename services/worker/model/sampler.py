@@ -4,7 +4,7 @@ One counter-based uniform per row and inverse CDF. Never a full sort: candidates
 skip all of it. Whatever is reduced is reduced along a row, so a neighbour cannot change a row's result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ class SampleRow:
     tokens: Sequence[int]  # prompt and output
     num_prompt: int
     banned: Sequence[int]
+    constrained: bool = False
 
     @property
     def greedy(self) -> bool:
@@ -44,7 +45,7 @@ class SampleRow:
         """The whole of it, if nothing is asked of the logits but a token at a temperature."""
         params = self.params
         changed = params.logit_bias or params.presence_penalty or params.frequency_penalty or self.banned
-        if changed or params.logprobs is not None or params.repetition_penalty != 1.0:
+        if changed or self.constrained or params.logprobs is not None or params.repetition_penalty != 1.0:
             return None
         return Draw(0.0) if self.greedy else self.by_temperature
 
@@ -72,13 +73,19 @@ def uniform(seed: int, prompt_index: int, choice: int, position: int) -> float:
     return (_mix(key ^ _mix(position)) >> 11) / (1 << 53)
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+# Tokens that constrained rows may have, by row: bool [vocabulary]. None of one whose constraint has failed.
+Allowed = Mapping[int, torch.Tensor | None]
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], allowed: Allowed | None = None) -> list[Sampled]:
     """logits: [rows, vocabulary] float32, changed in place. One Sampled per row."""
+    allowed = allowed or {}
     finite = ~torch.isnan(logits.amax(dim=-1))
     wanting = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
     logprobs = torch.log_softmax(logits[wanting], dim=-1) if wanting else None
     for index, row in enumerate(rows):
-        _adjust(logits[index], row)
+        _adjust(logits[index], row, allowed.get(index))
+    failed = {index for index, mask in allowed.items() if mask is None}
     tokens = torch.argmax(logits, dim=-1)
     drawn = [index for index, row in enumerate(rows) if not row.greedy and bool(finite[index])]
     if drawn:
@@ -86,12 +93,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     chosen = tokens.tolist()
     details = dict(zip(wanting, _details(logprobs, wanting, chosen, rows), strict=True)) if logprobs is not None else {}
     return [
-        Sampled(chosen[index], details.get(index)) if ok else Sampled(None) for index, ok in enumerate(finite.tolist())
+        Sampled(chosen[index], details.get(index)) if ok and index not in failed else Sampled(None)
+        for index, ok in enumerate(finite.tolist())
     ]
 
 
-def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
-    """Penalties, bias and bans of one row, in place; does nothing for a plain row."""
+def _adjust(logits: torch.Tensor, row: SampleRow, allowed: torch.Tensor | None = None) -> None:
+    """Penalties, bias, bans and constraint of one row, in place; does nothing for a plain row."""
     params = row.params
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
@@ -108,8 +116,13 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
         for token, bias in params.logit_bias.items():
             if abs(bias) >= 100:
                 logits[token] = float("-inf") if bias < 0 else logits[token] + 1e9
-    if row.banned:
-        logits[list(row.banned)] = float("-inf")
+    banned = list(row.banned)
+    if allowed is not None:
+        logits.masked_fill_(~allowed, float("-inf"))
+        if banned and not bool(allowed.index_fill(0, torch.tensor(banned, device=allowed.device), False).any()):
+            return  # the text is complete: to end it is all that is left
+    if banned:
+        logits[banned] = float("-inf")
 
 
 def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -203,3 +216,13 @@ def _details(
             top = tuple(zip(ids[position, :count].tolist(), values[position, :count].tolist(), strict=True))
         out.append(TokenLogprobs(float(logprobs[position, chosen[index]]), top))
     return out
+
+
+def score(logits: torch.Tensor, following: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """Of tokens that are known: logits [rows, vocabulary] of the positions before them, `count` alternatives each."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs[torch.arange(len(following)), torch.tensor(following, device=logprobs.device)].tolist()
+    if not count:
+        return [TokenLogprobs(value, ()) for value in chosen]
+    values, ids = (part.tolist() for part in logprobs.topk(count, dim=-1))
+    return [TokenLogprobs(value, tuple(zip(ids[row], values[row], strict=True))) for row, value in enumerate(chosen)]

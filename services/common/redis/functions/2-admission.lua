@@ -88,8 +88,8 @@ end
 
 -- ARGV: request, payload, document (what another router needs to go on with the stream), terms (JSON: router, choices,
 -- prompt_tokens, tokens, tenant, limits (requests, tokens, and the same per tenant; 0 is none), rates (requests and tokens
--- a minute of the tenant; 0 is none), window in s, resumable, turned_away, key and body (digests; '' without an
--- idempotency key)).
+-- a minute of the tenant; 0 is none), window in s, resumable, outlives, turned_away, key and body (digests; '' without
+-- an idempotency key)).
 -- Returns {'ok'}, with what is left of the rates if there are any; {'full', which limit, retry after s}, {'joined',
 -- request}, {'mismatch'} or {'gone'}.
 local function enqueue(keys, args)
@@ -117,7 +117,8 @@ local function enqueue(keys, args)
   local entry = redis.call('XADD', keys[1], '*', 'r', request, 'p', payload)
   redis.call('HSET', state, 'entry', entry, 'choices', terms.choices, 'prompt_tokens', terms.prompt_tokens,
     'epoch', 0, 'last', '0-0', 'window', terms.window, 'readers', terms.router, 'document', document,
-    'tenant', terms.tenant, 'tokens', terms.tokens, 'key', terms.key, 'resumable', terms.resumable and 1 or 0)
+    'tenant', terms.tenant, 'tokens', terms.tokens, 'key', terms.key, 'resumable', terms.resumable and 1 or 0,
+    'outlives', terms.outlives and 1 or 0)
   if terms.key ~= '' then
     redis.call('SET', prefix .. 'idempotency:' .. terms.key, request .. ' ' .. terms.body)
   end

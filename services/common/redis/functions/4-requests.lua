@@ -63,13 +63,14 @@ local function attach(keys, args)
 end
 
 -- ARGV: request, router ('' aborts whoever reads), how. A router's leaving aborts only when it was the last reader, and
--- never what opted into resume ('detach' leaves any request so): that runs on for a grace period.
+-- never what opted into resume ('detach' leaves any request so): that runs on for a grace period; nor what outlives its
+-- readers: that runs to its end.
 -- With 'unborn' a request that is not there can never be enqueued any more.
 -- Returns {'ok'}, {'kept'}, {'finished'} or {'gone'}.
 local function abort(keys, args)
   local prefix = prefix_of(keys)
   local state = state_key(prefix, args[1])
-  local v = redis.call('HMGET', state, 'choices', 'done', 'readers', 'resumable')
+  local v = redis.call('HMGET', state, 'choices', 'done', 'readers', 'resumable', 'outlives')
   if not v[1] then
     if args[3] == 'unborn' then
       redis.call('HSET', state, 'unborn', 1)
@@ -80,9 +81,22 @@ local function abort(keys, args)
   local others = without(v[3], args[2])
   if args[2] ~= '' then redis.call('HSET', state, 'readers', others) end
   if v[2] then return { 'finished' } end
-  if args[2] ~= '' and (others ~= '' or v[4] == '1' or args[3] == 'detach') then return { 'kept' } end
+  local stays = others ~= '' or v[4] == '1' or v[5] == '1' or args[3] == 'detach'
+  if args[2] ~= '' and stays then return { 'kept' } end
   redis.call('HSET', state, 'abort', 1)
   ring(prefix, args[1])
+  return { 'ok' }
+end
+
+-- ARGV: request. Takes away what is left of one that is over, before its window ends; its idempotency key names nothing
+-- then. Returns {'ok'}, {'running'} or {'gone'}.
+local function forget(keys, args)
+  local prefix = prefix_of(keys)
+  local state = state_key(prefix, args[1])
+  local v = redis.call('HMGET', state, 'choices', 'done')
+  if not v[1] then return { 'gone' } end
+  if not v[2] then return { 'running' } end
+  redis.call('DEL', state, journal_key(prefix, args[1]))
   return { 'ok' }
 end
 
@@ -98,4 +112,5 @@ end
 redis.register_function('orca_v1_fence', fence)
 redis.register_function('orca_v1_attach', attach)
 redis.register_function('orca_v1_abort', abort)
+redis.register_function('orca_v1_forget', forget)
 redis.register_function('orca_v1_move', move)

@@ -11,12 +11,10 @@ from services.common.text.detokenizer import TokenBytes
 from services.router.api import sse
 from services.router.api.errors import error_body
 from services.router.core.document import Document
-from services.router.core.emission import Delta
+from services.router.core.emission import Delta, Usage
 
 FINGERPRINT = "orca-0.1.0"
 LOGPROB_FLOOR = -9999.0  # minus infinity is no JSON
-
-Usage = tuple[int, int]
 
 
 @dataclass
@@ -36,10 +34,12 @@ class Whole:
     text: str = ""
     reasoning: str = ""
     finish: str | None = None
+    stop: str | None = None
     token_ids: list[int] = field(default_factory=list)
     details: list[TokenDetail] = field(default_factory=list)
     prompt: list[TokenDetail] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    embedding: tuple[float, ...] = ()
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -48,6 +48,8 @@ class Whole:
         self.details += delta.details
         self.prompt += delta.prompt
         self.finish = delta.finish or self.finish
+        self.stop = delta.stop or self.stop
+        self.embedding = self.embedding or delta.embedding
         for call in delta.calls:
             if call.name is not None:
                 self.calls.append(Call(call.call_id, call.name))
@@ -84,6 +86,7 @@ class Formatter(ABC):
         return self.frame(error_body(error))
 
     closing = sse.DONE  # after the last event, also after that of a failure
+    id_headers: tuple[str, ...] = ()  # where this API's clients look for a request's id, beside X-Request-Id
 
     # -- whole
 

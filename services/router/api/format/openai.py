@@ -6,14 +6,19 @@ from typing import Any, ClassVar
 
 from services.common.journal import TokenDetail
 from services.common.text.detokenizer import Detokenizer, TokenBytes
-from services.router.api.format.base import FINGERPRINT, Formatter, Usage, Whole
+from services.router.api.format.base import FINGERPRINT, Formatter, Whole
+from services.router.core.calls import CallDelta
 from services.router.core.document import Document
-from services.router.core.emission import CallDelta, Delta
+from services.router.core.emission import Delta, Usage
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    prompt, completion = usage
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
 
 
 class OpenAIFormatter(Formatter):
@@ -39,8 +44,7 @@ class OpenAIFormatter(Formatter):
         return self._head(self.chunk_name) | {"choices": choices} | usage
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        prompt, completion = usage
-        return usage_object((prompt, 0 if self.document.view.scores_only else completion))
+        return usage_object(usage._replace(completion=0) if self.document.view.scores_only else usage)
 
     def end(self, usage: Usage) -> list[dict[str, Any]]:
         if not self.document.include_usage:

@@ -80,7 +80,7 @@ class _Step(Structure):
         ("tables", c_void_p),
         ("wanted", c_void_p),
         ("num_wanted", c_int64),
-        *((name, c_void_p) for name in ("logits", "draws", "chosen")),
+        *((name, c_void_p) for name in ("logits", "draws", "chosen", "states")),
     ]
 
 
@@ -213,6 +213,7 @@ class CpuDecoder:
         drawn = any(draw is not None and draw.temperature for draw in step.draws)
         draws = (_Draw * len(wanted))(*map(_described, step.draws)) if drawn else None
         logits = torch.empty((len(wanted), self._model.head.columns)) if None in step.draws else None
+        states = torch.empty((len(wanted), self._model.hidden)) if step.states else None
         arguments = _Step(
             tokens=tokens.buffer_info()[0],
             rows=len(tokens),
@@ -224,9 +225,10 @@ class CpuDecoder:
             logits=None if logits is None else logits.data_ptr(),
             draws=None if draws is None else ctypes.addressof(draws),
             chosen=chosen.buffer_info()[0],
+            states=None if states is None else states.data_ptr(),
         )
         self._library.orca_decoder_step(self._decoder, byref(arguments))  # without the interpreter's lock
-        return Logits(chosen.tolist(), None if logits is None else logits[:, : self._vocab_size])
+        return Logits(chosen.tolist(), None if logits is None else logits[:, : self._vocab_size], states)
 
     def products(self, rows: int, wanted: int) -> None:
         """Only the matrix products of such a step, on nothing in particular: what a step's time is measured against."""

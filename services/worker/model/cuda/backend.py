@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from services.worker.model.backend import Caches, Draw, FlatStep, Logits, Unavailable
+from services.worker.model.backend import Caches, Draw, FlatStep, HeadInput, Logits, Unavailable
 from services.worker.model.cuda.attention import AttentionShape, MakeAttention, VarlenAttention, flashinfer_attention
 from services.worker.model.cuda.graphs import Capture, cuda_capture
 from services.worker.model.cuda.staging import Rows, Staging
@@ -60,6 +60,7 @@ class CudaBackend:
         self._device = shape.device
         self._make_attention, self._capture = make_attention, capture
         self._layers = int(model.config.num_hidden_layers)
+        self._head_input = HeadInput(model)
         self._max_pages = -(-int(model.config.max_position_embeddings) // shape.block_size)
         self._mixed = make_attention(None)
         self._staging = Staging(EAGER_ROWS, self._device)
@@ -97,11 +98,12 @@ class CudaBackend:
     @torch.inference_mode()
     def forward(self, step: FlatStep) -> Logits:
         tables = build_tables(step, self._shape.block_size)
-        size = size_for(len(step.tokens), self._sizes) if only_decodes(step) else None
+        size = size_for(len(step.tokens), self._sizes) if only_decodes(step) and not step.states else None
         logits = self._start(tables) if size is None else self._replay(tables, size)
         chosen = self._choose(logits, step.draws)
+        states = self._head_input.take(len(step.wanted)) if step.states else None
         # The step's one wait.
-        return Logits(chosen.tolist(), logits if None in step.draws else None)
+        return Logits(chosen.tolist(), logits if None in step.draws else None, states)
 
     def _start(self, tables: StepTables) -> torch.Tensor:
         if len(tables.tokens) > self._staging.capacity:

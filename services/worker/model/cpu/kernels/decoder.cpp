@@ -43,6 +43,7 @@ struct OrcaStep {
   float* logits;          // [num_wanted, head.columns], or null
   const Draw* draws;      // [num_wanted], or null if all take the largest
   int32_t* chosen;        // [num_wanted] tokens; -1 where the logits are not all numbers
+  float* states;          // [num_wanted, hidden] last hidden states, or null
 };
 }
 
@@ -424,6 +425,10 @@ class DecoderOf final : public Decoder {
 
   void logits(Team::Member& member, const OrcaStep& s) {
     member.each(s.num_wanted, [&](long i) { prepare(member.index, &x[s.wanted[i] * m.hidden], m.final_norm, i); });
+    if (s.states)
+      member.each(s.num_wanted, [&](long i) {
+        rms_norm(&x[s.wanted[i] * m.hidden], m.final_norm, s.states + i * m.hidden, m.hidden, m.norm_eps);
+      });
     Best* own = &best[member.index * s.num_wanted];
     float* const kept = s.logits ? s.logits : s.draws ? held.data() : nullptr;
     apply<W>(member, m.head, normed.rows(m.hidden), 0, s.num_wanted, ahead[member.index], [&](long row, long panel, __m512 a, __m512 b) {

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: read as the chat request that asks for the same."""
