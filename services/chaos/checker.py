@@ -5,6 +5,7 @@ every incarnation of a worker samples otherwise (salted): then what counts is th
 published, and that the client has exactly its text.
 """
 
+import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from services.chaos.requests import Request, params_of
 from services.common.journal import JournalEntry
 from services.common.request import SamplingParams
 from services.common.text.detokenizer import Detokenizer, TokenBytes
+from services.common.text.grammar import Grammars
+from services.worker.core.plan import Constraint, allowed_tokens
 from services.worker.executor.fake import NUM_SALTS, sample
 
 # The worst first: what a stream is counted as.
@@ -110,6 +113,10 @@ class Model:
     table: TokenBytes
     vocab_size: int
     eos_token_ids: Collection[int]
+    grammars: Grammars
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        return self.grammars.constrain(params.grammar, ()) if params.grammar else None
 
 
 @dataclass(slots=True)
@@ -173,11 +180,15 @@ def _check_tokens(
     """Each token is what some incarnation samples after exactly these tokens."""
     tokens = np.asarray([*prompt, *ids], dtype=np.int32)
     salts = list(range(NUM_SALTS))
+    constraint, allowed = model.constraint(params), None
     for position, token in enumerate(ids):
         read = tokens[: len(prompt) + position]
         banned = frozenset(model.eos_token_ids) if position < params.min_tokens else frozenset()
+        if constraint is not None:
+            allowed = allowed_tokens(constraint, model.vocab_size)
+            constraint.accept(token)
         for salt in salts:
-            if sample(read, params, choice, salt, banned, model.vocab_size).token_id == token:
+            if sample(read, params, choice, salt, banned, model.vocab_size, allowed=allowed).token_id == token:
                 salts.remove(salt)
                 salts.insert(0, salt)  # the next token is most likely the same worker's
                 break
@@ -192,6 +203,8 @@ def _check_end(verdict: Verdict, index: int, choice: _Journalled, params: Sampli
     del text
     if stopped_at is not None:
         want, length = "stop", stopped_at
+    elif (complete_at := _complete_at(choice.ids, model.constraint(params))) is not None:
+        want, length = "stop", complete_at
     elif choice.ids and choice.ids[-1] in model.eos_token_ids and not params.ignore_eos:
         want, length = "stop", len(choice.ids)
     else:
@@ -203,6 +216,13 @@ def _check_end(verdict: Verdict, index: int, choice: _Journalled, params: Sampli
         verdict.add(kind, f"choice {index}: {len(choice.ids)} tokens in the journal, not {length}")
 
 
+def _complete_at(ids: Sequence[int], constraint: Constraint | None) -> int | None:
+    """After how many tokens nothing can follow under the constraint."""
+    if constraint is None:
+        return None
+    return next((position + 1 for position, token in enumerate(ids) if constraint.accept(token)), None)
+
+
 def _check_client(
     verdict: Verdict, index: int, choice: _Journalled, outcome: Outcome, params: SamplingParams, model: Model
 ) -> None:
@@ -212,10 +232,20 @@ def _check_client(
         verdict.add(how_it_differs(got.text, text), f"choice {index}: {_excerpt(got.text, text)}")
     if got.finish != choice.finish:
         verdict.add("changed" if got.finish else "lost", f"choice {index}: finish {got.finish}, not {choice.finish}")
+    if params.grammar and got.finish == "stop" and not _is_json(got.text):
+        verdict.add("changed", f"choice {index}: no JSON: {got.text[:100]!r}")
     entries = len(choice.ids) if params.logprobs is not None else 0
     if len(got.tokens) != entries:
         kind = _more_or_less(len(got.tokens), entries)
         verdict.add(kind, f"choice {index}: {len(got.tokens)} logprob entries, not {entries}")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def cut(ids: Sequence[int], params: SamplingParams, table: TokenBytes) -> tuple[str, int | None]:

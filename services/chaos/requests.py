@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.common.request import SamplingParams
+from services.common.text import grammar
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -14,6 +15,16 @@ MIN_OUTPUT, MAX_OUTPUT = 16, 120
 COMMON_STOPS = ("er", "in", "st", "on", "re")
 NEVER = "\u2042 never \u2042"  # a second stop string, which only costs the routers work
 LEAVE_AFTER = 3
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]},
+    {"type": "array", "items": {"enum": ["red", "green", "blue", 7, None]}, "minItems": 3},
+    {
+        "type": "object",
+        "properties": {"value": {"type": "number"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    },
+)
 # fmt: off
 WORDS = (
     "the", "of", "and", "river", "mountain", "signal", "copper", "harbour", "engine", "lantern", "orbit",
@@ -43,6 +54,12 @@ class Request:
     @property
     def is_stream(self) -> bool:
         return bool(self.body.get("stream"))
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """What its text must be valid under."""
+        found: dict[str, Any] | None = self.body.get("structured_outputs", {}).get("json")
+        return found
 
     @property
     def num_choices(self) -> int:
@@ -110,7 +127,7 @@ def _request(index: int, kind: int, rng: random.Random, model: str, most_tokens:
         CHAT if is_chat else COMPLETIONS,
         body,
         resume_by=rng.choice(("get", "get", "post")),
-        wants_stop=kind % 5 == 1,
+        wants_stop=kind % 5 == 1 and "structured_outputs" not in body,
     )
 
 
@@ -127,6 +144,8 @@ def _sampling(kind: int, rng: random.Random, max_tokens: int) -> dict[str, Any]:
         out["repetition_penalty"] = round(rng.uniform(1.0, 1.5), 2)
     if kind % 9 == 4:
         out["min_tokens"] = rng.randint(4, max_tokens)
+    if kind % 9 == 7:
+        out["structured_outputs"] = {"json": rng.choice(SCHEMAS)}
     if kind % 10 == 7:
         out["logit_bias"] = {str(rng.randint(1000, 9000)): round(rng.uniform(-10, 10), 1) for _ in range(3)}
     return out
@@ -167,6 +186,7 @@ def params_of(request: Request) -> SamplingParams:
     """As the router makes them, of the fields that the fake executor and the end rules look at."""
     body = request.body
     wants = body.get("logprobs")
+    schema = request.schema
     logprobs = (body.get("top_logprobs", 0) if wants else None) if request.is_chat else wants
     return SamplingParams(
         max_tokens=body["max_tokens"],
@@ -176,4 +196,5 @@ def params_of(request: Request) -> SamplingParams:
         ignore_eos=body.get("ignore_eos", False),
         stop=tuple(body.get("stop", ())),
         logprobs=logprobs,
+        grammar="" if schema is None else grammar.of_schema(schema, "structured_outputs"),
     )

@@ -23,6 +23,7 @@ from services.common.journal import JournalEntry
 from services.common.models.resolve import ModelFiles
 from services.common.redis.store import CONNECTION_ERRORS
 from services.common.text.detokenizer import TokenBytes
+from services.common.text.grammar import Grammars
 from services.common.text.tokenizer import TextEncoder
 from services.router.core.chat import ChatEncoder, Conversation
 
@@ -52,7 +53,8 @@ class Prompts:
         encoder = TextEncoder(files.tokenizer_json)
         self._raw = encoder.encode_raw
         self._chat = ChatEncoder(files, encoder).encode
-        self.model = Model(TokenBytes(files.tokenizer_json), files.vocab_size, files.eos_token_ids)
+        grammars = Grammars(files.tokenizer_json, files.vocab_size, files.eos_token_ids)
+        self.model = Model(TokenBytes(files.tokenizer_json), files.vocab_size, files.eos_token_ids, grammars)
 
     def encode(self, request: Request) -> list[int]:
         if request.is_chat:

@@ -19,6 +19,7 @@ class KeySettings(BaseSettings):
 
     tenant: CliPositionalArg[str] = Field(pattern=TENANT_NAME, description="name of the tenant")
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="of its requests; they may ask for less")
+    weight: float = Field(1.0, gt=0, le=1000, description="its share of service beside others', under --order fair")
     requests: int = Field(0, ge=0, description="most of its requests in the system; 0 leaves it to the router")
     tokens: int = Field(0, ge=0, description="most tokens of its requests in the system; 0 leaves it to the router")
     requests_per_minute: int = Field(0, ge=0, le=1_000_000, description="0 is no limit")
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "name": settings.tenant,
         "keys": [digest(key)],
         "priority": settings.priority,
+        "weight": settings.weight,
         "requests": settings.requests,
         "tokens": settings.tokens,
         "requests_per_minute": settings.requests_per_minute,

@@ -64,6 +64,7 @@ def request_to_bytes(request: GenerateRequest) -> bytes:
         priority=request.priority,
         traceparent=request.traceparent,
         timeout_s=request.timeout_s,
+        weight=request.weight,
     ).SerializeToString()
 
 
@@ -80,6 +81,7 @@ def request_from_bytes(data: bytes) -> GenerateRequest:
         priority=proto.priority,
         traceparent=proto.traceparent,
         timeout_s=proto.timeout_s,
+        weight=proto.weight or 1.0,
     )
 
 

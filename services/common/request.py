@@ -37,7 +37,8 @@ class SamplingParams:
 class GenerateRequest:
     """What a router asks for: every prompt n times. Choices are prompt-major: prompt i owns i*n .. i*n + n-1.
 
-    timeout_s: it ends with an error when it has not finished by then, counted from its acceptance; 0 is never.
+    timeout_s: it ends with an error when it has not finished by then, counted from its acceptance; 0 is never. weight:
+    its tenant's share of service beside those of others.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class GenerateRequest:
     priority: int = 0
     traceparent: str = ""
     timeout_s: float = 0.0
+    weight: float = 1.0
 
     @property
     def num_choices(self) -> int:

@@ -155,6 +155,7 @@ class Engine:
                 arrived_s=arrived_s,
                 tenant=request.tenant,
                 priority=request.priority,
+                weight=request.weight,
                 prompt_index=choice // request.n,
                 slo=self._slo,
                 reuses=not request.params.prompt_logprobs,

@@ -23,6 +23,7 @@ from services.chaos.requests import Request, mix, params_of
 from services.chaos.target import LocalTarget
 from services.common.journal import JournalEntry, JournalItem, TokenDetail
 from services.common.text.detokenizer import TokenBytes
+from services.common.text.grammar import Grammars
 from services.worker.executor.fake import sample
 
 RUNS = int(os.environ.get("ORCA_CHAOS_RUNS") or 0)
@@ -79,7 +80,7 @@ def test_the_mix_has_everything_and_is_repeatable() -> None:
         names = {name for request in drawn for name in request.body}
         assert names >= {
             *("n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-            *("min_tokens", "logit_bias", "stream_options", "messages", "prompt", "seed", "top_p"),
+            *("min_tokens", "logit_bias", "stream_options", "messages", "prompt", "seed", "top_p", "structured_outputs"),
         }
         assert {request.body["temperature"] == 0 for request in drawn} == {True, False}
         assert {request.is_stream for request in drawn} == {True, False}
@@ -153,7 +154,7 @@ def model() -> Model:
     table = TokenBytes(
         '{"decoder":{"type":"ByteLevel"},"model":{"vocab":%s}}' % str(vocab).replace("'", '"')  # noqa: UP031
     )
-    return Model(table, VOCABULARY, EOS)
+    return Model(table, VOCABULARY, EOS, Grammars("", VOCABULARY, EOS))
 
 
 PROMPT = [5, 6, 7]

@@ -94,7 +94,8 @@ def test_deadline_is_earliest_first_and_counts_tokens_had() -> None:
 class Backlog:
     """Two tenants that always have work waiting (more than a step can start); what each got, as VTC counts it."""
 
-    def __init__(self, order: str, seed: int, workers: int) -> None:
+    def __init__(self, order: str, seed: int, workers: int, weights: tuple[float, float] = (1.0, 1.0)) -> None:
+        self.weights = dict(zip(("meek", "greedy"), weights, strict=True))
         self.rng = random.Random(seed)
         self.core = builders.scheduler(
             order=order, workers=workers, num_blocks=24, block_size=4, max_num_seqs=6, token_budget=16, max_in_flight=1
@@ -117,7 +118,12 @@ class Backlog:
             self.core.add(
                 [
                     sequence(
-                        f"{tenant}{self.arrivals}", self.arrivals, length, self.rng.randint(1, tokens), tenant=tenant
+                        f"{tenant}{self.arrivals}",
+                        self.arrivals,
+                        length,
+                        self.rng.randint(1, tokens),
+                        tenant=tenant,
+                        weight=self.weights[tenant],
                     )
                 ]
             )
@@ -145,6 +151,14 @@ class Backlog:
         """Theorem 4.4: 2 max(w_in L, w_out M), M the tokens that all workers can hold."""
         held = sum(w.limits.num_blocks * w.limits.block_size for w in self.core.workers.values())
         return 2 * max(INPUT_WEIGHT * self.longest, OUTPUT_WEIGHT * held)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (0.5, 2.0)])
+def test_fair_shares_service_by_weight(weights: tuple[float, float]) -> None:
+    shared = Backlog("fair", 3, 1, weights)
+    shared.run(3000)
+    share = shared.service["meek"] / sum(shared.service.values())
+    assert share == pytest.approx(weights[0] / sum(weights), abs=0.05)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

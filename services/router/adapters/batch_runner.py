@@ -26,7 +26,7 @@ from services.router.core.batches import (
     unrun_line,
 )
 from services.router.core.files import BATCH_OUTPUT, File, Pieces, derived_name
-from services.router.core.tenants import NO_QUOTA, Quota, Tenant
+from services.router.core.tenants import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,8 @@ class _Work:
         ring = self._service.ring()
         return Tenant(order.tenant) if ring is None else ring.named(order.tenant)
 
-    def _quota(self, order: Order) -> Quota:
-        tenant = self._tenant(order)
-        return tenant.quota if tenant is not None else NO_QUOTA
+    def _known(self, order: Order) -> Tenant:
+        return self._tenant(order) or Tenant(order.tenant)
 
     # -- what is to be done
 
@@ -242,7 +241,7 @@ class _Work:
         """Until each has a result, or it is to stop; returns why. What is under way then is aborted."""
         if self._stop.is_set():
             return self._why
-        runner = LineRunner(self._service, order, lambda: self._quota(order))
+        runner = LineRunner(self._service, order, lambda: self._known(order))
         running = asyncio.ensure_future(self._run_each(runner, file))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:

@@ -18,12 +18,14 @@ BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """tenant: whose service it counts as, and whose cached prefixes it may share. priority: higher goes first."""
+    """tenant: whose service it counts as, and whose cached prefixes it may share. priority: higher goes first.
+    highest: the highest that it may ask for. weight: its share of service beside other tenants'."""
 
     tenant: str = ""
     priority: int = 0
     quota: Quota = NO_QUOTA
     highest: int = MAX_PRIORITY
+    weight: float = 1.0
 
     def tier(self, step: int) -> int:
         """The priority of a request that asks for so much more or less than its caller's."""
@@ -50,7 +52,7 @@ def _by_key(request: Request, ring: KeyRing) -> Caller:
     if tenant is None:
         raise Unauthenticated("this API key is not known" if key else "an API key is needed: Authorization: Bearer KEY")
     priority = _priority(request.headers.get(PRIORITY_HEADER, str(tenant.priority)))
-    return Caller(tenant.name, min(priority, tenant.priority), tenant.quota, tenant.priority)
+    return Caller(tenant.name, min(priority, tenant.priority), tenant.quota, tenant.priority, tenant.weight)
 
 
 def allowance_headers(quota: Quota, left: Allowance | None) -> dict[str, str]:

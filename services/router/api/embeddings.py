@@ -29,6 +29,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingRequest, limits: F
         prompts=await encode_prompts(service, body.input, limits, 1, "input"),
         # A step that samples gives the last hidden state with its token, which nobody wants.
         params=SamplingParams(max_tokens=1, temperature=0.0, embed=True),
+        labels={} if body.user is None else {"user": body.user},
         view=View(detail={"encoding_format": body.encoding_format or "float"}),
     )
 

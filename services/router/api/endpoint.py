@@ -4,7 +4,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fastapi import Request
@@ -50,6 +50,7 @@ class Prepared:
     stream: bool = False
     include_usage: bool = False
     tier: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
     view: View = PLAIN
     outlives: bool = False
     kept: bool = False
@@ -83,7 +84,7 @@ class Endpoint(Generic[W]):
 
 
 def generate_request(
-    prepared: Prepared, tenant: str, priority: int, timeout_s: float = 0.0, trace: str = ""
+    prepared: Prepared, tenant: str, priority: int, weight: float = 1.0, timeout_s: float = 0.0, trace: str = ""
 ) -> GenerateRequest:
     """A new request of what was prepared."""
     return GenerateRequest(
@@ -94,6 +95,7 @@ def generate_request(
         n=prepared.n,
         tenant=tenant,
         priority=priority,
+        weight=weight,
         timeout_s=timeout_s,
         traceparent=trace,
     )
@@ -120,8 +122,8 @@ async def enter(
 ) -> Entered:
     """Put what was prepared into the system. data: the body, for an idempotency key. Raises OrcaError."""
     priority = asker.tier(TIERS.get(prepared.tier or "", 0))
-    generate = generate_request(prepared, asker.tenant, priority, wants.timeout_s, traceparent(request))
-    span = service.spans.begin(api, generate, received) if service.spans else None
+    generate = generate_request(prepared, asker.tenant, priority, asker.weight, wants.timeout_s, traceparent(request))
+    span = service.spans.begin(api, generate, received, prepared.labels) if service.spans else None
     if span is not None:
         generate = replace(generate, traceparent=span.traceparent)
     document = Document.of(generate, api, int(time.time()), prepared.stream, prepared.include_usage, prepared.view)

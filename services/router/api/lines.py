@@ -21,7 +21,7 @@ from services.router.api.wire import ChatRequest, CompletionRequest
 from services.router.core.batches import Order, result_line
 from services.router.core.document import Document
 from services.router.core.limits import require
-from services.router.core.tenants import MAX_PRIORITY, Quota
+from services.router.core.tenants import MAX_PRIORITY, Tenant
 
 # One that failed is tried again: what it failed by may have been its router's or its worker's end.
 MAX_TRIES = 3
@@ -65,10 +65,10 @@ class Line:
 class LineRunner:
     """Runs lines of one batch. running: the request of each line under way."""
 
-    def __init__(self, service: Service, order: Order, quota: Callable[[], Quota]) -> None:
+    def __init__(self, service: Service, order: Order, tenant: Callable[[], Tenant]) -> None:
         self._service = service
         self._order = order
-        self._quota = quota
+        self._tenant = tenant
         self.running: dict[int, str] = {}
 
     async def run(self, line: Line) -> tuple[bool, bytes]:
@@ -108,10 +108,10 @@ class LineRunner:
         service.backend.check_open()
         body = service.parse(line.body, route.wire)
         prepared = await route.prepare(service, body, require(service.backend.limits))
-        generate = generate_request(prepared, order.tenant, -MAX_PRIORITY)
+        generate = generate_request(prepared, order.tenant, -MAX_PRIORITY, self._tenant().weight)
         self.running[line.number] = generate.request_id
         document = Document.of(generate, route.api, int(time.time()), False, False, prepared.view)
-        stream = await service.backend.submit(generate, document, self._key(line), False, self._quota())
+        stream = await service.backend.submit(generate, document, self._key(line), False, self._tenant().quota)
         if stream.document is document:
             service.metrics.prompt_tokens.inc(generate.num_prompt_tokens)
         # Not timed: a line waits for all others, and would spoil the latencies of those that do not.

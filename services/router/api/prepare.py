@@ -122,6 +122,7 @@ async def prepare_chat(service: Service, body: ChatRequest, limits: FleetLimits)
         stream=bool(body.stream),
         include_usage=body.includes_usage,
         tier=body.service_tier,
+        labels=labels(body, safety_identifier=body.safety_identifier),
         view=View(
             calls=service.chat.call_format if body.offered else "",
             reasoning=encoded.reasoning,
@@ -149,6 +150,7 @@ async def prepare_completion(service: Service, body: CompletionRequest, limits: 
         stream=bool(body.stream),
         include_usage=body.includes_usage,
         tier=body.service_tier,
+        labels=labels(body),
         view=View(
             shown=(body.n or 1) if ranked else 0,
             echo=tuple(map(tuple, prompts)) if body.echo else (),
@@ -157,6 +159,13 @@ async def prepare_completion(service: Service, body: CompletionRequest, limits: 
             tier=_tier(body),
         ),
     )
+
+
+def labels(body: SamplingFields, **more: str | None) -> dict[str, str]:
+    """What the caller says of its request, for its trace."""
+    said = {"user": body.user, **more}
+    metadata = {f"metadata.{key}": text for key, text in (body.metadata or {}).items()}
+    return metadata | {name: text for name, text in said.items() if text is not None}
 
 
 def _tier(body: SamplingFields) -> str:

@@ -32,9 +32,10 @@ class Spans:
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
-    def begin(self, api: str, request: GenerateRequest, received: float) -> "RequestSpan":
-        """Of a request that is about to be queued. received: on the monotonic clock."""
-        return RequestSpan(self._tracing, api, request, received)
+    def begin(self, api: str, request: GenerateRequest, received: float, labels: dict[str, str]) -> "RequestSpan":
+        """Of a request that is about to be queued. received: on the monotonic clock. labels: what its
+        caller says of it."""
+        return RequestSpan(self._tracing, api, request, received, labels)
 
     def resumed(self, document: Document) -> "StreamSpan | None":
         """Of one more reader of a request; it joins that request's trace."""
@@ -61,13 +62,15 @@ class StreamSpan:
 class RequestSpan(StreamSpan):
     """From receipt to the last event. traceparent: what the scheduler, the workers and other routers go on with."""
 
-    def __init__(self, tracing: Tracing, api: str, request: GenerateRequest, received: float) -> None:
+    def __init__(
+        self, tracing: Tracing, api: str, request: GenerateRequest, received: float, labels: dict[str, str]
+    ) -> None:
         operation = OPERATIONS[api]
         attributes = {"http.request.method": "POST", "http.route": ROUTES[api], "gen_ai.operation.name": operation}
         self._span = tracing.start(
             f"{operation} {request.model}",
             request.traceparent,
-            attributes | _asked(request),
+            attributes | _asked(request) | {f"orca.{name}": text for name, text in labels.items()},
             int(received * 1e9) + clock_offset_ns(),
             SpanKind.SERVER,
         )

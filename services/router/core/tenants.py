@@ -33,11 +33,13 @@ NO_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """priority: that of its requests, and the highest that they may ask for."""
+    """priority: that of its requests, and the highest that they may ask for. weight: its share of service beside
+    others', where the order of the queue is fair."""
 
     name: str
     priority: int = 0
     quota: Quota = NO_QUOTA
+    weight: float = 1.0
 
 
 class _Entry(BaseModel):
@@ -46,6 +48,7 @@ class _Entry(BaseModel):
     name: str = Field(pattern=TENANT_NAME)
     keys: list[Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]] = Field(min_length=1, max_length=1000)
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    weight: float = Field(1.0, gt=0, le=1000, allow_inf_nan=False)
     requests: int = Field(0, ge=0)
     tokens: int = Field(0, ge=0)
     requests_per_minute: int = Field(0, ge=0, le=1_000_000)
@@ -79,7 +82,7 @@ class KeyRing:
             raise ConfigurationError(f"{place}: {first['msg'].lower()}" if place else first["msg"].lower()) from None
         tenants: dict[str, Tenant] = {}
         for entry in entries:
-            tenant = Tenant(entry.name, entry.priority, entry.quota())
+            tenant = Tenant(entry.name, entry.priority, entry.quota(), entry.weight)
             for key in entry.keys:
                 if key in tenants:
                     raise ConfigurationError(f"a key is given twice, the second time to {entry.name}")

@@ -91,10 +91,10 @@ class Deadline(OrderPolicy):
 class Fair(OrderPolicy):
     """Virtual Token Counter (Sheng et al., OSDI'24, algorithm 2): the tenant served least goes first.
 
-    Service is weighted input and output tokens. A tenant that comes back is lifted to the least counter among those
-    that wait, so that nobody saves up. Of two tenants that both have work waiting all the time, neither gets more
-    than 2 * max(w_in * L, w_out * M) more service than the other, with L the longest input and M the most tokens that
-    the workers hold at once (theorem 4.4 there).
+    Service is weighted input and output tokens, divided by the tenant's own weight (weighted VTC there). A tenant that
+    comes back is lifted to the least counter among those that wait, so that nobody saves up. Of two tenants of weight 1
+    that both have work waiting all the time, neither gets more than 2 * max(w_in * L, w_out * M) more service than the
+    other, with L the longest input and M the most tokens that the workers hold at once (theorem 4.4 there).
     """
 
     name = "fair"
@@ -102,6 +102,7 @@ class Fair(OrderPolicy):
 
     def __init__(self) -> None:
         self.counters: defaultdict[str, float] = defaultdict(float)
+        self._weights: dict[str, float] = {}  # where they are not 1
         self._last_left = ""
 
     def flow(self, sequence: Sequence) -> str:
@@ -124,16 +125,23 @@ class Fair(OrderPolicy):
         # What is computed again after a preemption, a move or a crash is our cost, not service.
         if not sequence.charged:
             sequence.charged = sequence.refundable = True
-            self.counters[sequence.tenant] += INPUT_WEIGHT * sequence.num_prompt_tokens
+            self._note_weight(sequence)
+            self.counters[sequence.tenant] += INPUT_WEIGHT * sequence.num_prompt_tokens / sequence.weight
+
+    def _note_weight(self, sequence: Sequence) -> None:
+        if sequence.weight != 1.0 and len(self._weights) < MAX_TENANTS:
+            self._weights[sequence.tenant] = sequence.weight
+        else:
+            self._weights.pop(sequence.tenant, None)
 
     def on_returned(self, sequence: Sequence) -> None:
         if sequence.refundable:
             sequence.charged = sequence.refundable = False
-            self.counters[sequence.tenant] -= INPUT_WEIGHT * sequence.num_prompt_tokens
+            self.counters[sequence.tenant] -= INPUT_WEIGHT * sequence.num_prompt_tokens / sequence.weight
 
     def on_tokens(self, tokens: Mapping[str, int]) -> None:
         for tenant, count in tokens.items():
-            self.counters[tenant] += OUTPUT_WEIGHT * count
+            self.counters[tenant] += OUTPUT_WEIGHT * count / self._weights.get(tenant, 1.0)
 
 
 ORDER_POLICIES: dict[str, type[OrderPolicy]] = {policy.name: policy for policy in (Fcfs, Priority, Deadline, Fair)}

@@ -65,6 +65,7 @@ class Sequence:
     promised: output tokens that those plans will sample.
     arrival: place in the order of arrival; arrived_s: when, in seconds of any one clock.
     prompt_index, leader: choices of one prompt share its blocks; the leader is the first of them.
+    weight: its tenant's share of service, where that is shared out.
     reuses: it takes what others computed of its prompt; one that wants all logits of it does not.
     expected_output: tokens that it will produce, where that is known (a simulator's oracle).
     """
@@ -76,6 +77,7 @@ class Sequence:
     arrival: int
     tenant: str = ""
     priority: int = 0
+    weight: float = 1.0
     arrived_s: float = 0.0
     slo: Slo = Slo()
     adapter: str = ""
