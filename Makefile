@@ -10,7 +10,7 @@ PROTOS := $(wildcard protos/orca/v1/*.proto)
 PB     := services/common/pb
 
 .PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane bench-policies \
-        bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak chaos paper-plots \
+        bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak bench-long-prompts bench-structured chaos paper-plots \
         load load-ui test-nightly test-gpu test-chart check-chart test-images clean
 
 setup: $(VENV)/.ready protos
@@ -176,6 +176,13 @@ load: $(LOAD_VENV)/.ready
 
 load-ui: $(LOAD_VENV)/.ready
 	@$(LOCUST) --web-host 127.0.0.1 $(ARGS)
+
+# What long prompts do to others, and what structured output costs per token.
+bench-long-prompts: setup
+	@$(BIN)/python -m loadtest.long_prompts $(ARGS)
+
+bench-structured: setup
+	@$(BIN)/python -m loadtest.structured $(ARGS)
 
 bench-disconnect: setup
 	@$(BIN)/python -m loadtest.disconnect $(ARGS)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.common.errors import InvalidRequest
+from services.common.errors import ContextLengthError, InvalidRequest
 from services.common.text import grammar
 from services.router.api.endpoint import Prepared
 from services.router.api.sampling import sampling
@@ -40,7 +40,9 @@ async def _chat_prompt(service: Service, body: ChatRequest, limits: FleetLimits)
         service.chat.check_variables(["reasoning_effort"], "reasoning_effort")
         variables["reasoning_effort"] = body.reasoning_effort
     chat = conversation(body.messages, body.offered)
-    encoded = await encode_chat(service, Conversation(chat.messages, chat.tools, variables), limits.max_model_len)
+    longest = limits.max_model_len
+    chat = Conversation(chat.messages, chat.tools, variables, longest)
+    encoded = await encode_chat(service, chat, longest)
     check_token_ids(encoded.ids, limits, "messages")
     return encoded
 
@@ -49,11 +51,17 @@ async def encode_prompts(
     service: Service, prompts: list[str] | list[list[int]], limits: FleetLimits, max_tokens: int | None, param: str
 ) -> list[list[int]]:
     """Raises InvalidRequest or Overloaded."""
+
+    def encode(text: str) -> list[int]:
+        if service.encoder.surely_longer(text, limits.max_model_len):
+            raise ContextLengthError(f"{param} has far more than {limits.max_model_len} tokens", param)
+        return service.encoder.encode_raw(text)
+
     out = []
     for prompt in prompts:
         if isinstance(prompt, str):
             service.check_length(len(prompt.encode()), limits.max_model_len, param)
-            prompt = await service.offload(service.encoder.encode_raw, prompt)
+            prompt = await service.offload(encode, prompt)
         check_token_ids(prompt, limits, param)
         output_limit(limits, len(prompt), max_tokens, param)  # before the next one is even looked at
         out.append(prompt)

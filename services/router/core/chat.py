@@ -12,7 +12,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.common.errors import InvalidRequest
+from services.common.errors import ContextLengthError, InvalidRequest
 from services.common.models.resolve import ModelFiles
 from services.common.text.tokenizer import TextEncoder
 from services.router.core.calls import ThoughtSplitter, format_of
@@ -32,11 +32,13 @@ def _tojson(value: Any, indent: int | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as templates have them, tools as JSON schemas, and what else a template may look at."""
+    """Messages as templates have them, tools as JSON schemas, and what else a template may look at. most_tokens: it is
+    refused if it surely has more; 0 is any."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
+    most_tokens: int = 0
 
 
 class Encoded(NamedTuple):
@@ -95,6 +97,8 @@ class ChatEncoder:
             )
         except (TemplateError, SecurityError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from None
+        if chat.most_tokens and self._encoder.surely_longer(text, chat.most_tokens):
+            raise ContextLengthError(f"the messages have far more than {chat.most_tokens} tokens", "messages")
         ids: list[int] = []
         position = 0
         for match in self._specials.finditer(text):
