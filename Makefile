@@ -11,7 +11,7 @@ PB     := services/common/pb
 
 .PHONY: setup protos run test test-golden check-exact lint types imports check bench bench-setup bench-step bench-quality bench-stack bench-control-plane bench-policies \
         bench-pipeline bench-disconnect bench-scheduler bench-failover bench-overload bench-soak bench-long-prompts bench-structured chaos paper-plots \
-        load load-ui test-nightly test-gpu test-chart check-chart test-images clean
+        load load-ui test-nightly test-gpu test-clients test-conformance fuzz test-chart check-chart test-images clean
 
 setup: $(VENV)/.ready protos
 
@@ -157,6 +157,27 @@ test-chart: setup $(HELM)
 # Both images, built by buildah and run by podman; some minutes. Options for the build: see the test's first lines.
 test-images: setup $(HELM)
 	@$(BIN)/python -m pytest tests/images -s $(ARGS)
+
+# Clients that conflict with our own packages have a virtual environment of theirs.
+CLIENTS_VENV := build/clients
+$(CLIENTS_VENV)/.ready: pyproject.toml
+	@echo "orca: installing litellm and langchain"
+	@test -x $(CLIENTS_VENV)/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python -m pip install -q --disable-pip-version-check litellm==1.110.2 langchain-openai==1.7.4
+	@touch $@
+
+# The official clients, and others', unmodified and on the real weights.
+test-clients: setup $(CLIENTS_VENV)/.ready
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
+
+# Every schema, where `make test` takes some.
+test-conformance: setup
+	@ORCA_CONFORMANCE=full $(BIN)/python -m pytest tests/conformance $(ARGS)
+
+# Many requests that nobody would send; `make test` sends a few.
+fuzz: setup
+	@ORCA_FUZZ_CASES=50000 $(BIN)/python -m pytest tests/fuzz/test_bytes.py tests/fuzz/test_grammars.py $(ARGS)
+	@ORCA_FUZZ_CASES=20000 $(BIN)/python -m pytest tests/fuzz/test_schema.py $(ARGS)
 
 check-chart: $(HELM) $(CHECKOV_VENV)/.ready
 	@PATH=$(abspath build/helm):$$PATH $(CHECKOV_VENV)/bin/checkov -d helm/orca --config-file .checkov.yaml

@@ -80,7 +80,16 @@ def test_the_mix_has_everything_and_is_repeatable() -> None:
         names = {name for request in drawn for name in request.body}
         assert names >= {
             *("n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-            *("min_tokens", "logit_bias", "stream_options", "messages", "prompt", "seed", "top_p", "structured_outputs"),
+            *(
+                "min_tokens",
+                "logit_bias",
+                "stream_options",
+                "messages",
+                "prompt",
+                "seed",
+                "top_p",
+                "structured_outputs",
+            ),
         }
         assert {request.body["temperature"] == 0 for request in drawn} == {True, False}
         assert {request.is_stream for request in drawn} == {True, False}

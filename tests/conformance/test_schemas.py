@@ -155,3 +155,21 @@ def test_a_beginning_is_told_from_an_error(judge: Judge) -> None:
     }
     assert all(judge.begins('{"a": 12}'[:length], schema) for length in range(10))
     assert not any(judge.begins(text, schema) for text in ("[", '{"b', '{"a": "', '{"a": 1, "', "Sure"))
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_end|>b", "<|endoftext|>", "<|im_start|>user"])
+async def test_what_spells_a_special_token_is_text(client: AsyncOpenAI, text: str) -> None:
+    """A constant may spell the token that ends a text; it is written out in other tokens, and nothing ends there."""
+    for wanted, want in (({"choice": [text]}, text), ({"json": {"const": text}}, json.dumps(text))):
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 40, "extra_body": {"structured_outputs": wanted}}
+        choice = (await client.completions.create(**body)).choices[0]
+        assert (choice.text, choice.finish_reason) == (want, "stop")
+
+
+@pytest.mark.parametrize("options", [{"lenient": True}, {"coerce_one_of": True}], ids=["lenient", "coerced"])
+def test_a_schema_cannot_switch_its_own_checks_off(up: Up, options: dict[str, bool]) -> None:
+    """llguidance takes options from within a schema; with them, what is not implemented is left out in silence."""
+    ones = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 2}]}
+    schema = {"x-guidance": options, **(ones if "coerce_one_of" in options else {"not": {"type": "string"}})}
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 5, "structured_outputs": {"json": schema}}
+    assert httpx.post(f"{up.url}/v1/completions", json=body, timeout=60).status_code == 400

@@ -5,7 +5,6 @@ Each for chat and completions, streamed and whole; after each the house rules ho
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -34,7 +34,8 @@ def files() -> ModelFiles:
 
 @pytest.fixture(scope="session")
 def transformers_model(files: ModelFiles) -> Any:
-    """The same weights, in transformers' hands."""
+    """The same weights, in transformers' hands. On one thread: two wait for each other whenever anything else runs."""
+    torch.set_num_threads(1)
     from transformers import AutoModelForCausalLM
 
     with warnings.catch_warnings():

@@ -10,25 +10,65 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from llguidance.numpy import fill_next_token_bitmask
 
 from services.common.errors import InvalidRequest
+from services.common.text.detokenizer import TokenBytes
+from services.common.text.tokenizer import TextEncoder
 
 # Between the parts of JSON a space, or a new line and some: any amount would let a model write nothing else.
 WHITESPACE = r"( |\n {0,16})?"
 MAX_GRAMMAR_BYTES = 1 << 17
 # What a small grammar may cost, to be made and at each token.
-LIMITS = LLParserLimits(initial_lexer_fuel=1_000_000, step_lexer_fuel=500_000, max_grammar_size=500_000)
+LIMITS = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=200_000, max_grammar_size=500_000)
+PROBED_TOKENS = 4
+GUIDANCE = "x-guidance"  # where a schema says how strictly it is meant
+
+
+# Formats that llguidance knows less exactly: the 29th of February in any year, a second 60, a mailbox of any length.
+_DATE = (
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_ATOM = r"[A-Za-z0-9_+-]"
+FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "email": f"^{_ATOM}{{1,32}}(?:\\.{_ATOM}{{1,15}})?@{_LABEL}(?:\\.{_LABEL}){{1,3}}$",
+}
+# Keywords whose value is data, and no schema.
+DATA = ("const", "enum", "default", "examples")
+
+
+def exact(schema: Any) -> Any:
+    """A schema with the formats that we know better as patterns."""
+    if isinstance(schema, list):
+        return [exact(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: value if key in DATA else exact(value) for key, value in schema.items()}
+    form = out.get("format")
+    if isinstance(form, str) and form in FORMATS and "pattern" not in out:
+        del out["format"]
+        out["pattern"] = FORMATS[form]
+    return out
 
 
 def of_schema(schema: Any, param: str) -> str:
     """Text that is JSON and valid under a JSON schema. Raises InvalidRequest if it uses what is not implemented."""
+    if isinstance(schema, dict) and GUIDANCE in schema:
+        raise InvalidRequest(f"{param}: {GUIDANCE} is not for clients", param)
+    text = json.dumps(exact(schema))
     try:
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE}))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE}))
     except ValueError as error:
-        raise InvalidRequest(f"{param}: {_first_line(error)}", param) from None
+        raise InvalidRequest(f"{param}: {_reason(error)}", param) from None
 
 
 def of_regex(pattern: str) -> str:
@@ -49,11 +89,33 @@ def of_grammar(text: str, param: str) -> str:
     try:
         return str(gbnf_to_lark(text))
     except GbnfToLarkError as error:
-        raise InvalidRequest(f"{param}: {_first_line(error)}", param) from None
+        raise InvalidRequest(f"{param}: {_reason(error)}", param) from None
 
 
-def _first_line(error: object) -> str:
-    return (str(error).strip() or "not valid").splitlines()[0][:300]
+def _reason(error: object) -> str:
+    """What is wrong, of a message that may have pictures of the place."""
+    lines = [line.strip() for line in str(error).split("<state>")[0].splitlines() if line.strip()]
+    if not lines or lines[0] == "NoExtensionBias":
+        return "it allows no text"
+    wrong = next((line for line in lines if line.startswith("error: ")), "")
+    return (wrong.replace("error: ", "regex parse error: ", 1) or lines[0])[:300]
+
+
+class _Tokens:
+    """A tokenizer as llguidance asks for one. Text that spells a control token is text: what is forced must be made of
+    tokens that are seen."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        table, encoder = TokenBytes(tokenizer_json), TextEncoder(tokenizer_json)
+        self.eos_token_id = eos_token_ids[0] if eos_token_ids else 0
+        self.bos_token_id = None
+        self.special_token_ids = sorted(encoder.special_ids.values())
+        names = {token: name.encode() for name, token in encoder.special_ids.items()}
+        self.tokens = [names.get(token) or table.of(token) for token in range(vocab_size)]
+        self._encode = encoder.encode_plain
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
 
 
 class Grammars:
@@ -66,16 +128,32 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         """Made when first needed: most systems never do."""
-        tokenizer_json, vocab_size, eos = self._arguments
-        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos or None)
+        tokens = _Tokens(*self._arguments)
+        return LLTokenizer(TokenizerWrapper(tokens), eos_token=self._arguments[2] or None)
 
     def check(self, grammar: str, param: str) -> None:
         """Raises InvalidRequest with what is wrong."""
         if len(grammar) > MAX_GRAMMAR_BYTES:
             raise InvalidRequest(f"{param}: larger than {MAX_GRAMMAR_BYTES} bytes", param)
         wrong = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=LIMITS)
+        if not wrong:
+            wrong = self._probe(grammar)
         if wrong:
-            raise InvalidRequest(f"{param}: {_first_line(wrong)}", param)
+            raise InvalidRequest(f"{param}: {_reason(wrong)}", param)
+
+    def _probe(self, grammar: str) -> str:
+        """What goes wrong within the first tokens of a text: some that can be read are too much to be followed."""
+        matcher = self._compile(grammar, [])
+        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), dtype=np.int32)
+        for _ in range(PROBED_TOKENS):
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            fill_next_token_bitmask(matcher, mask.reshape(1, -1))
+            allowed = np.flatnonzero(mask)
+            if not matcher.is_error() and len(allowed):
+                word = int(mask[allowed[-1]]) & 0xFFFFFFFF
+                matcher.consume_token(32 * int(allowed[-1]) + word.bit_length() - 1)
+        return str(matcher.get_error()) if matcher.is_error() else ""
 
     def constrain(self, grammar: str, output: Sequence[int]) -> "Matcher":
         """What may follow an output. Compiled beside the steps, which do not wait before they need it."""

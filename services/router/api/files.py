@@ -86,7 +86,7 @@ async def chunks(read: ReadChunk, file: File) -> AsyncIterator[bytes]:
 def paging(request: Request, default: int, most: int) -> tuple[int, str]:
     """limit and after. Raises InvalidRequest."""
     text = request.query_params.get("limit", str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+    if not (text is not None and text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
         raise InvalidRequest(f"limit: a whole number from 1 to {most}", "limit")
     return int(text), request.query_params.get("after", "")
 
@@ -100,10 +100,10 @@ def _file(name: str, upload: Upload, limits: ShelfLimits) -> File:
     now = int(time.time())
     file = File(name, upload.filename or "", purpose, upload.size, now, now + limits.ttl_s)
     text = upload.fields.get("expires_after[seconds]")
-    if text is None:
+    if text is None and "expires_after[anchor]" not in upload.fields:
         return file
     if upload.fields.get("expires_after[anchor]") != "created_at":
         raise InvalidRequest("expires_after: anchor must be created_at", "expires_after")
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= MIN_LIFE_S):
+    if not (text is not None and text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= MIN_LIFE_S):
         raise InvalidRequest(f"expires_after: seconds must be a whole number from {MIN_LIFE_S}", "expires_after")
     return replace(file, expires_at=now + min(int(text), limits.ttl_s))

@@ -54,7 +54,8 @@ class Route:
 
 
 LIMIT = ("limit", {"type": "integer", "minimum": 1, "maximum": 100})
-AFTER = ("after", {"type": "string", "maxLength": 128})
+MANY = ("limit", {"type": "integer", "minimum": 1, "maximum": 10_000})
+AFTER = ("after", {"type": "string"})
 ORDER = ("order", {"enum": ["asc", "desc"]})
 ROUTES: dict[tuple[str, str], Route] = {
     ("post", "/v1/chat/completions"): Route("Answer a conversation", answers.ChatCompletion, ChatRequest, True),
@@ -75,7 +76,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("post", "/v1/messages"): Route("Answer, in Anthropic's form", answers.AnthropicMessage, MessagesRequest, True),
     ("post", "/v1/messages/count_tokens"): Route("Tokens of a conversation", answers.TokenCount, CountRequest),
     ("post", "/v1/files"): Route("Upload a file of requests", answers.File),
-    ("get", "/v1/files"): Route("Files, the newest first", answers.Files, query=(LIMIT, AFTER)),
+    ("get", "/v1/files"): Route("Files, the newest first", answers.Files, query=(MANY, AFTER)),
     ("get", "/v1/files/{name}"): Route("What is known of a file", answers.File),
     ("get", "/v1/files/{name}/content"): Route("A file's bytes", None),
     ("delete", "/v1/files/{name}"): Route("Delete a file", answers.Deleted),
@@ -138,7 +139,7 @@ def _describe(operation: dict[str, Any], path: str, route: Route, schemas: dict[
     if route.gives is not None:
         content[JSON] = {"schema": _schema(route.gives, schemas, "serialization")}
     if route.streams:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {}
     success: dict[str, Any] = {"description": "it was done"}
     if content:
         success["content"] = content
