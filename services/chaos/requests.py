@@ -196,5 +196,5 @@ def params_of(request: Request) -> SamplingParams:
         ignore_eos=body.get("ignore_eos", False),
         stop=tuple(body.get("stop", ())),
         logprobs=logprobs,
-        grammar="" if schema is None else grammar.of_schema(schema, "structured_outputs"),
+        grammar="" if schema is None else grammar.of_schema(schema),
     )

@@ -23,10 +23,10 @@ from services.common.models.resolve import ModelFiles, resolve_model
 from services.common.redis.store import CONNECTION_ERRORS, Store, connect
 from services.common.settings import parse
 from services.common.text.detokenizer import TokenBytes
-from services.common.text.grammar import Grammars
 from services.common.text.tokenizer import TextEncoder
 from services.router.adapters.backend import Backend, Windows
 from services.router.adapters.batch_runner import BatchRunner
+from services.router.adapters.grammar_checker import GrammarChecker
 from services.router.adapters.http import BoundedConnection, until_quiet
 from services.router.adapters.keys import KeyFile, key_file
 from services.router.adapters.redis_shelf import RedisShelf
@@ -56,6 +56,7 @@ def make_service(
     usage: Callable[[], Awaitable[dict[str, dict[str, int]]]],
     tracing: "Tracing | None",
     keys: KeyFile | None,
+    grammars: GrammarChecker,
 ) -> Service:
     encoder = TextEncoder(files.tokenizer_json)
     return Service(
@@ -63,7 +64,7 @@ def make_service(
         files=files,
         encoder=encoder,
         chat=ChatEncoder(files, encoder),
-        grammars=Grammars(files.tokenizer_json, files.vocab_size, files.eos_token_ids),
+        grammars=grammars,
         table=TokenBytes(files.tokenizer_json),
         metrics=metrics.RouterMetrics(registry),
         offload=pool.run,
@@ -117,8 +118,9 @@ async def serve(settings: RouterSettings) -> None:
     backend = Backend(store, incarnation, limits, windows)
     registry = CollectorRegistry()
     pool = TokenizingPool()
+    grammars = GrammarChecker(files.tokenizer_json, files.vocab_size, files.eos_token_ids)
     tracing = telemetry.configure(settings, "router", settings.name, registry)
-    service = make_service(settings, files, backend, registry, pool, store.usage, tracing, keys)
+    service = make_service(settings, files, backend, registry, pool, store.usage, tracing, keys, grammars)
     readiness = Readiness(backend)
     ports = [port for port in settings.fleet_metrics.split(",") if port]
     kept = shelf_limits(settings)
@@ -173,6 +175,7 @@ async def serve(settings: RouterSettings) -> None:
         log.warning("could not sign off: %s", error)
     finally:
         pool.close()
+        await grammars.close()
         await store.aclose()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

@@ -6,7 +6,7 @@ It awaits nothing: what must be done in Redis it hands to a `Journal`, whose ans
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
 
@@ -158,7 +158,7 @@ class Engine:
                 weight=request.weight,
                 prompt_index=choice // request.n,
                 slo=self._slo,
-                reuses=not request.params.prompt_logprobs,
+                reuses=not request.params.prompt_logprobs or choice % request.n > 0,
                 output=list(fenced.token_ids),
             )
             for choice, fenced in enumerate(fence.choices)
@@ -403,4 +403,7 @@ class Engine:
         if self._waits:
             self._waits.placed(record.request, sequence)
         request = record.request
-        return Assignment(item, record.attempts[sequence.choice], request.params, request.traceparent)
+        params = request.params
+        if params.prompt_logprobs and sequence.reuses:  # the first choice of its prompt tells those
+            params = replace(params, prompt_logprobs=False)
+        return Assignment(item, record.attempts[sequence.choice], params, request.traceparent)

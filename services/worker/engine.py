@@ -34,7 +34,7 @@ class StepLoop(threading.Thread):
         executor: Executor,
         batch: InputBatch,
         emit: Callable[[StepOutput], None],
-        on_failure: Callable[[Exception], None],
+        on_failure: Callable[[BaseException], None],
         keep_results: int,
     ) -> None:
         super().__init__(name="step-loop", daemon=True)
@@ -92,7 +92,7 @@ class StepLoop(threading.Thread):
             while (item := self._inbox.get()) is not None:
                 self.take(item)
             self._hand_on()
-        except Exception as error:  # noqa: BLE001 - handed on: the process must not live on without its loop
+        except BaseException as error:  # noqa: BLE001 - handed on: the process must not live on without its loop
             self._on_failure(error)
 
     def take(self, item: Plan | Callable[[], None]) -> None:

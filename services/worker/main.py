@@ -152,7 +152,7 @@ class Worker:
     def _emit(self, step: StepOutput) -> None:
         self._loop.call_soon_threadsafe(self._on_step, step)
 
-    def _on_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self.failed.set_exception, error)
 
     # -- on the event loop

@@ -33,6 +33,12 @@ def wide(size: int, required: bool) -> dict[str, Any]:
     return schema | {"required": names if required else [], "additionalProperties": False}
 
 
+def chain(links: int) -> dict[str, Any]:
+    """References that a reader by recursion follows to the end of its stack."""
+    each = {f"{i}": {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(links)}
+    return {"$defs": each | {f"{links}": {"type": "integer"}}, "$ref": "#/$defs/0"}
+
+
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 HARD: dict[str, dict[str, Any]] = {
     "repeated repetition": {"regex": "(x{1000}){1000}"},
@@ -67,6 +73,15 @@ HARD: dict[str, dict[str, Any]] = {
     "no multiple": {"json": {"type": "integer", "multipleOf": 0}},
     "huge range": {"json": {"type": "number", "minimum": -1e308, "maximum": 1e308}},
     "many multiples": {"json": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in PRIMES]}},
+    "a chain of references": {"json": chain(1200)},
+    "a chain of rules": {
+        "grammar": "start: r0\n" + "\n".join(f'r{i}: "x" r{i + 1}' for i in range(2500)) + '\nr2500: "y"'
+    },
+    "a large prime": {"json": {"type": "integer", "multipleOf": 999983}},
+    "ambiguous everywhere": {"grammar": "start: e+\ne: /./ | /../ | /.../ | e e"},
+    "gbnf in a pair of brackets": {"grammar": "root ::= " + "(" * 400 + '"a"' + ")" * 400},
+    "gbnf cut off": {"grammar": 'root ::= "\\'},
+    "gbnf without a rule": {"grammar": "root ::= nope"},
     "reference to itself": {"json": {"$ref": "#"}},
     "required for ever": {"json": {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}},
 }

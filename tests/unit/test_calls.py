@@ -41,8 +41,8 @@ TEXTS = {
 CASES = [(name, text, calls) for name, cases in TEXTS.items() for text, calls in cases]
 
 
-def parse(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    parser = CallParser(name, call_ids("request", 0, False))
+def parse(name: str, pieces: list[str], functions: tuple[str, ...] = ()) -> tuple[str, list[tuple[str, str]]]:
+    parser = CallParser(name, call_ids("request", 0, False), functions)
     content, calls = "", []
     news = [parser.push(piece) for piece in pieces] + [parser.flush()]
     for text, deltas in news:
@@ -75,11 +75,11 @@ def test_the_cutting_changes_nothing(case: tuple[str, str, Any], data: st.DataOb
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.text(alphabet='<>/tool_call{}[]",:name arguments\\TOL_CAS\n', max_size=80))
-def test_whatever_comes_nothing_is_lost_but_marks(name: str, text: str) -> None:
+def test_without_a_call_nothing_is_lost(name: str, text: str) -> None:
     content, calls = parse(name, [text])
     alone = parse(name, list(text))
     assert (content, calls) == alone
-    if not calls and not any(mark and mark in text for mark in (FORMATS[name].opening, FORMATS[name].closing)):
+    if not calls:
         assert content == text
 
 
@@ -88,6 +88,25 @@ def test_bad_json_is_content() -> None:
     assert calls == []
     assert "{not json}" in content
     assert parse("llama3", ['{"an": "ordinary answer"}']) == ('{"an": "ordinary answer"}', [])
+
+
+def test_only_what_is_offered_can_be_called() -> None:
+    answer = '{"name": "Bob", "age": 3, "parameters": {}}'
+    assert parse("llama3", [answer], ("weather",)) == (answer, [])
+    assert parse("llama3", list(answer), ("weather",)) == (answer, [])
+    offered = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert parse("hermes", [offered], ("f",)) == ("", [("f", "{}")])
+    assert parse("hermes", [offered], ("g",))[1] == []
+
+
+def test_a_name_without_end_costs_no_more_than_its_length() -> None:
+    """Looked at again with each piece, it would cost its square."""
+    parser = CallParser("hermes", call_ids("request", 0, False))
+    parser.push('<tool_call>{"name": "')
+    for _ in range(20_000):
+        parser.push("a")
+    assert parser.num_calls == 0
+    assert len(parser.flush()[0]) == 20_000 + len('<tool_call>{"name": "')
 
 
 def test_arguments_come_as_they_are_made() -> None:
@@ -121,7 +140,7 @@ def test_a_required_call_is_what_the_parser_reads(name: str, several: bool) -> N
         "required": ["x"],
         "additionalProperties": False,
     }
-    grammar = call_grammar(name, [("f", schema), ("g", {})], several)
+    grammar = call_grammar(name, [("f", schema), ("g", {})], several, lambda _: None)
     assert LLMatcher.validate_grammar(grammar) == ""
     field = FORMATS[name].arguments
     call = json.dumps({"name": "f", field: {"x": 5}})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.journal import JournalEntry, JournalItem
+from services.common.journal import JournalEntry, JournalItem, TokenDetail
 from services.common.request import GenerateRequest, SamplingParams
 from services.common.text.detokenizer import Detokenizer, TokenBytes
 from services.router.core.document import Document
@@ -80,3 +80,18 @@ def test_worker_and_router_agree(data: bytes, stops: list[str], min_tokens: int)
     assert (finish == "stop") == (entries[-1].items[0].finish == "stop")
     if finish == "length":
         assert text == whole
+
+
+def test_what_a_failover_writes_again_counts_once() -> None:
+    """The journal lost its end, and the first item with it: what came with the first token comes again."""
+    params = SamplingParams(max_tokens=3, logprobs=0, prompt_logprobs=True)
+    document = Document.of(GenerateRequest("r", "m", ((1, 2),), params), "completion", 0, True, False)
+    fold = Fold(document, TABLE)
+    score = TokenDetail(-1.0, ())
+    first = JournalItem(0, 0, (65,), None, (score,), (score,), (0.5,), 2)
+    again = JournalItem(0, 0, (65, 66), "length", (score, score), (score,), (0.5,), 2)
+    (delta,) = fold.push(JournalEntry("r", "1-0", "w", 1, (first,), None))
+    (rest,) = fold.push(JournalEntry("r", "2-0", "w", 1, (again,), (2, 2)))
+    assert (delta.prompt, delta.embedding) == ((score,), (0.5,))
+    assert (rest.prompt, rest.embedding, rest.text, rest.details) == ((), (), "B", (score,))
+    assert fold.usage == (2, 2, 2)

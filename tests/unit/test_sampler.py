@@ -34,6 +34,23 @@ def test_greedy_is_the_argmax_and_a_tiny_temperature_is_greedy() -> None:
         assert sample(logits(), [row(replace(PLAIN, temperature=temperature))])[0].token_id == want
 
 
+def test_what_a_constraint_allows_is_absolute() -> None:
+    """Whatever bias, bans and penalties say of it: of what is left over, something must be chosen."""
+    allowed = torch.zeros(VOCAB, dtype=torch.bool)
+    allowed[[7, 8]] = True
+    for temperature in (0.0, 1.0):
+        for bias in ({7: -100.0, 8: -100.0}, {9: 100.0}, {7: -100.0}, {}):
+            for banned in ((), (8,), (7, 8), (9,)):
+                params = replace(PLAIN, temperature=temperature, logit_bias=bias, repetition_penalty=1.5)
+                constrained = replace(row(params, (7,), banned), constrained=True)
+                (got,) = sample(logits(), [constrained], {0: allowed})
+                assert got.token_id in (7, 8)
+                if bias == {7: -100.0} and not banned:
+                    assert got.token_id == 8, "a ban counts where there is another"
+    (failed,) = sample(logits(), [replace(row(PLAIN), constrained=True)], {0: None})
+    assert failed.token_id is None
+
+
 def test_a_neighbour_changes_nothing() -> None:
     variants = [
         PLAIN,

@@ -81,12 +81,12 @@ def _from_fallback(piece: str) -> bytes:
 class Detokenizer:
     """One sequence's text, token by token."""
 
-    def __init__(self, table: TokenBytes, shown: Collection[str] = ()) -> None:
-        """shown: special tokens that are text all the same."""
+    def __init__(self, table: TokenBytes, shown: Collection[str] = (), begins: bool = True) -> None:
+        """shown: special tokens that are text all the same. begins: its first token begins a text."""
         self._table = table
         self._shown = table.named(shown) if shown else {}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._first = table.strips_first_space
+        self._first = table.strips_first_space and begins
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; never part of a character."""

@@ -4,17 +4,18 @@ The router makes a grammar and refuses what cannot work; the worker follows it t
 """
 
 import json
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from llguidance.numpy import fill_next_token_bitmask
 
-from services.common.errors import InvalidRequest
 from services.common.text.detokenizer import TokenBytes
 from services.common.text.tokenizer import TextEncoder
 
@@ -22,7 +23,17 @@ from services.common.text.tokenizer import TextEncoder
 WHITESPACE = r"( |\n {0,16})?"
 MAX_GRAMMAR_BYTES = 1 << 17
 # What a small grammar may cost, to be made and at each token.
-LIMITS = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=200_000, max_grammar_size=500_000)
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=200_000,
+    max_grammar_size=500_000,
+    max_items_in_row=1_000,
+    step_max_items=5_000,
+)
+MAX_COMPILED = 128
+# What all masks of a text may take: so much, and so much more for each.
+MASK_BUDGET_S, MASK_S = 0.5, 0.005
+EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 PROBED_TOKENS = 4
 GUIDANCE = "x-guidance"  # where a schema says how strictly it is meant
 
@@ -60,15 +71,12 @@ def exact(schema: Any) -> Any:
     return out
 
 
-def of_schema(schema: Any, param: str) -> str:
-    """Text that is JSON and valid under a JSON schema. Raises InvalidRequest if it uses what is not implemented."""
+def of_schema(schema: Any) -> str:
+    """Text that is JSON and valid under a JSON schema. Raises ValueError if it uses what is not implemented."""
     if isinstance(schema, dict) and GUIDANCE in schema:
-        raise InvalidRequest(f"{param}: {GUIDANCE} is not for clients", param)
+        raise ValueError(f"{GUIDANCE} is not for clients")
     text = json.dumps(exact(schema))
-    try:
-        return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE}))
-    except ValueError as error:
-        raise InvalidRequest(f"{param}: {_reason(error)}", param) from None
+    return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE}))
 
 
 def of_regex(pattern: str) -> str:
@@ -81,15 +89,24 @@ def of_choices(choices: Sequence[str]) -> str:
     return "start: " + " | ".join(map(json.dumps, choices))
 
 
-def of_grammar(text: str, param: str) -> str:
+def of_grammar(text: str) -> str:
     """Text of a context-free language: in Lark's notation, or in EBNF as llama.cpp writes it (`root ::= ...`). Raises
-    InvalidRequest."""
-    if "::=" not in text:
+    ValueError."""
+    if not EBNF_RULE.search(text):
         return text
     try:
         return str(gbnf_to_lark(text))
-    except GbnfToLarkError as error:
-        raise InvalidRequest(f"{param}: {_reason(error)}", param) from None
+    except Exception as error:  # noqa: BLE001 - its parser raises whatever it stumbles over
+        raise ValueError(str(error)) from None
+
+
+BUILDERS: dict[str, Callable[[Any], str]] = {
+    "schema": of_schema,
+    "regex": of_regex,
+    "choice": of_choices,
+    "grammar": of_grammar,
+    "lark": str,
+}
 
 
 def _reason(error: object) -> str:
@@ -124,27 +141,32 @@ class Grammars:
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._arguments = tokenizer_json, vocab_size, list(eos_token_ids)
         self._threads = ThreadPoolExecutor(1, "grammar")
+        self._compiled: dict[str, Future[LLMatcher]] = {}  # the last used last
 
     @cached_property
-    def _tokenizer(self) -> LLTokenizer:
+    def tokenizer(self) -> LLTokenizer:
         """Made when first needed: most systems never do."""
         tokens = _Tokens(*self._arguments)
         return LLTokenizer(TokenizerWrapper(tokens), eos_token=self._arguments[2] or None)
 
-    def check(self, grammar: str, param: str) -> None:
-        """Raises InvalidRequest with what is wrong."""
-        if len(grammar) > MAX_GRAMMAR_BYTES:
-            raise InvalidRequest(f"{param}: larger than {MAX_GRAMMAR_BYTES} bytes", param)
-        wrong = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=LIMITS)
-        if not wrong:
-            wrong = self._probe(grammar)
+    def build(self, kind: str, value: Any) -> str:
+        """A grammar that can be followed, of one of BUILDERS' kinds. Whoever asked may have meant harm: it can take any
+        time, and overflow the stack. Raises ValueError with what is wrong."""
+        try:
+            grammar = BUILDERS[kind](value)
+        except ValueError as error:
+            raise ValueError(_reason(error)) from None
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"larger than {MAX_GRAMMAR_BYTES} bytes")
+        wrong = LLMatcher.validate_grammar(grammar, self.tokenizer, limits=LIMITS) or self._probe(grammar)
         if wrong:
-            raise InvalidRequest(f"{param}: {_reason(wrong)}", param)
+            raise ValueError(_reason(wrong))
+        return grammar
 
     def _probe(self, grammar: str) -> str:
         """What goes wrong within the first tokens of a text: some that can be read are too much to be followed."""
-        matcher = self._compile(grammar, [])
-        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), dtype=np.int32)
+        matcher = self._compile(grammar)
+        mask = np.zeros(-(-self.tokenizer.vocab_size // 32), dtype=np.int32)
         for _ in range(PROBED_TOKENS):
             if matcher.is_error() or matcher.is_stopped():
                 break
@@ -156,34 +178,49 @@ class Grammars:
         return str(matcher.get_error()) if matcher.is_error() else ""
 
     def constrain(self, grammar: str, output: Sequence[int]) -> "Matcher":
-        """What may follow an output. Compiled beside the steps, which do not wait before they need it."""
-        return Matcher(self._threads.submit(self._compile, grammar, list(output)))
+        """What may follow an output. Compiled once for all sequences that have it, beside the steps, which do not wait
+        before they need it."""
+        compiled = self._compiled.pop(grammar, None) or self._threads.submit(self._compile, grammar)
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.pop(next(iter(self._compiled)))
+        return Matcher(compiled, list(output))
 
-    def _compile(self, grammar: str, output: list[int]) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        matcher.consume_tokens(output)
-        return matcher
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Matcher:
-    """One sequence's way through its grammar."""
+    """One sequence's way through its grammar. It fails when a token breaks it, when it becomes too complex, or when its
+    masks take far more time than they should: others wait for them."""
 
-    def __init__(self, compiled: "Future[LLMatcher]") -> None:
+    def __init__(self, compiled: "Future[LLMatcher]", output: list[int]) -> None:
         self._compiled = compiled
+        self._output = output
+        self._spent_s = 0.0
+        self._allowed_s = MASK_BUDGET_S
+
+    @cached_property
+    def _matcher(self) -> LLMatcher:
+        matcher = self._compiled.result().deep_copy()
+        matcher.consume_tokens(self._output)
+        return matcher
 
     def fill(self, mask: np.ndarray) -> bool:
-        """Set the bits of the tokens that may come next; mask: int32 [words of 32 tokens]. False if it has failed: a
-        token broke it, or it became too complex."""
-        matcher = self._compiled.result()
-        if matcher.is_error():
+        """Set the bits of the tokens that may come next; mask: int32 [words of 32 tokens]. False if it has failed."""
+        matcher = self._matcher
+        if matcher.is_error() or self._spent_s > self._allowed_s:
             return False
+        began = time.thread_time()
         fill_next_token_bitmask(matcher, mask.reshape(1, -1))
+        self._spent_s += time.thread_time() - began
+        self._allowed_s += MASK_S
         return not matcher.is_error()
 
     def accept(self, token: int) -> bool:
         """Go on by one token. True if nothing can follow: the text is complete."""
-        matcher = self._compiled.result()
+        matcher = self._matcher
         return bool(matcher.consume_token(token) and matcher.is_stopped())

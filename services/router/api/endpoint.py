@@ -126,7 +126,10 @@ async def enter(
     span = service.spans.begin(api, generate, received, prepared.labels) if service.spans else None
     if span is not None:
         generate = replace(generate, traceparent=span.traceparent)
-    document = Document.of(generate, api, int(time.time()), prepared.stream, prepared.include_usage, prepared.view)
+    view = prepared.view
+    if prepared.tier == "priority" and priority == asker.priority:
+        view = replace(view, tier="default")  # it has no higher
+    document = Document.of(generate, api, int(time.time()), prepared.stream, prepared.include_usage, view)
     key = wants.digests(asker.tenant, request.url.path, data)
     try:
         stream = await service.backend.submit(

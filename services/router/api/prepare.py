@@ -1,9 +1,9 @@
 """Bodies of chat and completions to prompts and parameters."""
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from services.common.errors import ContextLengthError, InvalidRequest
-from services.common.text import grammar
 from services.router.api.endpoint import Prepared
 from services.router.api.sampling import sampling
 from services.router.api.service import Service
@@ -13,6 +13,7 @@ from services.router.core.document import View
 from services.router.core.limits import FleetLimits, check_token_ids, output_limit
 from services.router.core.tools import call_grammar
 
+MAX_SCORES = 200_000
 ANY_JSON = {"type": "object"}
 
 
@@ -68,44 +69,36 @@ async def encode_prompts(
     return out
 
 
-def _grammar(body: SamplingFields) -> tuple[str, str] | None:
-    """What the text must match, and the parameter that says so. Raises InvalidRequest."""
-    wanted, form = body.structured_outputs, body.response_format
+class Wanted(NamedTuple):
+    """What a text must match: a kind of grammar and what it is made of, and the parameter that says so."""
+
+    kind: str
+    value: Any
+    param: str
+
+
+def _wanted(body: SamplingFields) -> Wanted | None:
+    form, outputs = body.response_format, body.structured_outputs
     if form is not None and form.type == "json_schema":
         schema = form.json_schema.schema_
-        return grammar.of_schema(ANY_JSON if schema is None else schema, "response_format"), "response_format"
+        return Wanted("schema", ANY_JSON if schema is None else schema, "response_format")
     if form is not None and form.type == "json_object":
-        return grammar.of_schema(ANY_JSON, "response_format"), "response_format"
-    if wanted is None:
+        return Wanted("schema", ANY_JSON, "response_format")
+    if outputs is None:
         return None
-    param = "structured_outputs"
-    if wanted.json_ is not None:
-        return grammar.of_schema(wanted.json_, param), param
-    if wanted.regex is not None:
-        return grammar.of_regex(wanted.regex), param
-    if wanted.choice is not None:
-        return grammar.of_choices(wanted.choice), param
-    if wanted.grammar is not None:
-        return grammar.of_grammar(wanted.grammar, param), param
-    return grammar.of_schema(ANY_JSON, param), param
+    if outputs.json_object:
+        return Wanted("schema", ANY_JSON, "structured_outputs")
+    given = {"schema": outputs.json_, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
+    kind, value = next((kind, value) for kind, value in given.items() if value is not None)
+    return Wanted(kind, value, "structured_outputs")
 
 
-async def _checked_grammar(service: Service, body: SamplingFields) -> str:
-    """ "" for any text. Raises InvalidRequest."""
-
-    def check(body: SamplingFields) -> str:
-        found = _grammar(body)
-        if isinstance(body, ChatRequest) and body.calls_surely:
-            found = _call_grammar(service, body), "tools"
-        if found is None:
-            return ""
-        service.grammars.check(*found)
-        return found[0]
-
-    constrained = body.structured_outputs is not None or body.response_format is not None
-    if not (constrained or (isinstance(body, ChatRequest) and body.calls_surely)):
-        return ""
-    return await service.offload(check, body)
+async def _grammar(service: Service, body: SamplingFields) -> str:
+    """ "" for any text. Raises InvalidRequest, Overloaded or Unavailable."""
+    wanted = _wanted(body)
+    if isinstance(body, ChatRequest) and body.calls_surely:
+        wanted = Wanted("lark", _call_grammar(service, body), "tools")
+    return "" if wanted is None else await service.grammars.build(*wanted)
 
 
 def _call_grammar(service: Service, body: ChatRequest) -> str:
@@ -113,7 +106,7 @@ def _call_grammar(service: Service, body: ChatRequest) -> str:
     functions = [tool.function for tool in body.offered if chosen in (None, tool.function.name)]
     several = chosen is None and body.parallel_tool_calls is not False
     schemas = [(function.name, dict(function.parameters or {})) for function in functions]
-    return call_grammar(service.chat.call_format, schemas, several)
+    return call_grammar(service.chat.call_format, schemas, several, service.chat.special_id)
 
 
 async def prepare_chat(service: Service, body: ChatRequest, limits: FleetLimits) -> Prepared:
@@ -122,18 +115,21 @@ async def prepare_chat(service: Service, body: ChatRequest, limits: FleetLimits)
     name, asked = body.most_asked
     most = output_limit(limits, len(encoded.ids), asked, "messages", name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    grammar = await _grammar(service, body)
+    calls = service.chat.call_format if body.offered and not body.is_formatted else ""
     return Prepared(
         model=body.model,
         prompts=[encoded.ids],
-        params=sampling(body, most, logprobs, limits, await _checked_grammar(service, body)),
+        params=sampling(body, most, logprobs, limits, grammar),
         n=body.n or 1,
         stream=bool(body.stream),
         include_usage=body.includes_usage,
         tier=body.service_tier,
         labels=labels(body, safety_identifier=body.safety_identifier),
         view=View(
-            calls=service.chat.call_format if body.offered else "",
-            reasoning=encoded.reasoning,
+            calls=calls,
+            functions=tuple(tool.function.name for tool in body.offered) if calls else (),
+            reasoning="" if grammar else encoded.reasoning,  # what is constrained has no room for thoughts
             tier=_tier(body),
         ),
     )
@@ -143,9 +139,11 @@ async def prepare_completion(service: Service, body: CompletionRequest, limits: 
     """Raises InvalidRequest or Overloaded."""
     prompts = await encode_prompts(service, body.prompt, limits, body.max_tokens, "prompt")
     most = min(output_limit(limits, len(prompt), body.max_tokens, "prompt") for prompt in prompts)
+    if body.echo and body.logprobs is not None:
+        _check_scores(body, prompts)
     ranked = body.generated > (body.n or 1)
     # A prompt is scored on the way to its first token, which is made, and not shown.
-    params = sampling(body, max(1, most), body.logprobs, limits, await _checked_grammar(service, body))
+    params = sampling(body, max(1, most), body.logprobs, limits, await _grammar(service, body))
     return Prepared(
         model=body.model,
         prompts=prompts,
@@ -167,6 +165,15 @@ async def prepare_completion(service: Service, body: CompletionRequest, limits: 
             tier=_tier(body),
         ),
     )
+
+
+def _check_scores(body: CompletionRequest, prompts: list[list[int]]) -> None:
+    """The answer must not be out of all proportion: it has every prompt's scores once for each choice."""
+    shown = sum(map(len, prompts)) * (body.n or 1) * ((body.logprobs or 0) + 1)
+    if shown > MAX_SCORES:
+        raise InvalidRequest(
+            f"echo: prompts, n and logprobs together ask for {shown} values, more than {MAX_SCORES}", "echo"
+        )
 
 
 def labels(body: SamplingFields, **more: str | None) -> dict[str, str]:

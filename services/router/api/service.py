@@ -11,7 +11,6 @@ from services.common.errors import ContextLengthError, ModelNotFound
 from services.common.metrics import RouterMetrics
 from services.common.models.resolve import ModelFiles
 from services.common.text.detokenizer import TokenBytes
-from services.common.text.grammar import Grammars
 from services.common.text.tokenizer import TextEncoder
 from services.router.api.caller import Caller, caller
 from services.router.api.errors import from_validation
@@ -34,6 +33,12 @@ class Offload(Protocol):
     def __call__(self, function: Callable[[A], R], argument: A, /) -> Awaitable[R]: ...
 
 
+class GrammarCheck(Protocol):
+    async def build(self, kind: str, value: Any, param: str) -> str:
+        """A grammar that a worker can follow. Raises InvalidRequest naming the parameter, Overloaded or Unavailable."""
+        ...
+
+
 @dataclass(frozen=True)
 class Service:
     """What the routes need; wired by the app."""
@@ -42,7 +47,7 @@ class Service:
     files: ModelFiles
     encoder: TextEncoder
     chat: ChatEncoder
-    grammars: Grammars
+    grammars: GrammarCheck
     table: TokenBytes
     metrics: RouterMetrics
     offload: Offload

@@ -3,9 +3,13 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
+
+# So much is looked at for a call's name, again with each piece.
+MAX_HEAD = 1024
+_FIELD = r'\s{0,64},\s{0,64}"%s"\s{0,64}:\s{0,64}(?=\{)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,17 @@ class JsonEnd:
 
 class _OpenCall:
     """One call's object, from its brace on. Its name and what there is of its arguments are told as they come, if they
-    stand in this order; else at its end."""
+    stand in this order; else at its end. names: what may be called; any if empty."""
 
-    def __init__(self, arguments: str) -> None:
+    def __init__(self, arguments: str, names: Collection[str]) -> None:
         # Up to the value of the arguments, which is an object.
-        self._head = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"' + arguments + r'"\s*:\s*(?=\{)')
+        name = r'("(?:[^"\\]|\\.){0,256}")'
+        self._head = re.compile(r'\s{0,64}\{\s{0,64}"name"\s{0,64}:\s{0,64}' + name + _FIELD % arguments)
+        self._arguments, self._names = arguments, names
         self._end, self._arguments_end = JsonEnd(), JsonEnd()
         self.text = ""
         self.name: str | None = None
+        self._headless = False  # it does not begin like a call whose arguments can be told as they come
         self._told = 0  # up to where in the text
         self._complete_at: int | None = None
 
@@ -93,8 +100,8 @@ class _OpenCall:
         """Where in this piece the object ends, and the arguments that it adds."""
         end = self._end.find(text)
         self.text += text if end is None else text[:end]
-        if self.name is None and (match := self._head.match(self.text)):
-            self.name, self._told = str(json.loads(match[1])), match.end()
+        if self.name is None and not self._headless:
+            self._look_for_name()
         if self.name is None or self._complete_at is not None:
             return end, ""
         piece = self.text[self._told :]
@@ -105,26 +112,41 @@ class _OpenCall:
         self._told += len(piece)
         return end, piece
 
-    def parsed(self, arguments: str) -> tuple[str, str] | None:
+    def _look_for_name(self) -> None:
+        match = self._head.match(self.text)
+        if match is None:
+            self._headless = len(self.text) > MAX_HEAD
+        elif self._may(name := str(json.loads(match[1]))):
+            self.name, self._told = name, match.end()
+        else:
+            self._headless = True
+
+    def _may(self, name: object) -> bool:
+        return isinstance(name, str) and (not self._names or name in self._names)
+
+    def parsed(self) -> tuple[str, str] | None:
         """Name and arguments of an object that has ended without its name told; None if it is no call."""
         try:
             value = json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        if not isinstance(value, dict) or not self._may(value.get("name")):
             return None
-        given: Any = value.get(arguments, value.get("arguments", {}))
+        given: Any = value.get(self._arguments, value.get("arguments", {}))
         return value["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 class CallParser:
-    """Splits one choice's text into content and calls."""
+    """Splits one choice's text into content and calls of functions with these names; without names, of any."""
 
-    def __init__(self, name: str, new_id: Callable[[int], str]) -> None:
+    def __init__(self, name: str, new_id: Callable[[int], str], names: Collection[str] = ()) -> None:
         self._format = FORMATS[name]
         self._new_id = new_id
+        self._names = frozenset(names)
         self._held = ""  # what may be the beginning of a mark, or white space before one
+        self._passed = ""  # what has come since the last content and is none, unless no call follows
         self._inside = False
+        self._called = False  # there was a call since it went inside
         self._call: _OpenCall | None = None
         self._started = False
         self.num_calls = 0
@@ -142,14 +164,24 @@ class CallParser:
                 return content, calls
 
     def flush(self) -> tuple[str, list[CallDelta]]:
-        """The end of the text: what was held back, and a call that is not complete if it was not told."""
-        rest = self._held
-        if self._call is not None and self._call.name is None:
-            rest = self._call.text + rest
-        elif self._call is not None or self._inside:
-            rest = ""
+        """The end of the text: what was held back. Of a call that is not complete what was told stays."""
+        content = self._content("")
+        if self._call is None:
+            content += self._held
+        elif self._call.name is None:
+            content += self._call.text
         self._held, self._call = "", None
-        return rest.rstrip() if self.num_calls else rest, []
+        return content.rstrip() if self.num_calls else content, []
+
+    def _content(self, text: str) -> str:
+        """Content, and before it what was passed over for a call that did not come."""
+        passed, self._passed = self._passed, ""
+        return passed + text
+
+    def _pass_over(self, text: str) -> None:
+        """What stands around calls; without one it is content after all."""
+        if not self._called:
+            self._passed += text
 
     def _advance(self) -> tuple[str, list[CallDelta]]:
         if self._call is not None:
@@ -162,10 +194,13 @@ class CallParser:
         if not opening:
             return self._at_beginning()
         at = self._held.find(opening)
-        if at >= 0:
-            content, self._held, self._inside = self._held[:at].rstrip(), self._held[at + len(opening) :], True
-            return content
-        return self._release(_kept(self._held, opening))
+        if at < 0:
+            return self._release(_kept(self._held, opening))
+        content = self._held[:at].rstrip()
+        out = self._content(content) if content else ""
+        self._passed += self._held[len(content) : at] + opening
+        self._held, self._inside, self._called = self._held[at + len(opening) :], True, False
+        return out
 
     def _at_beginning(self) -> str:
         """Without marks: a brace at the very beginning is what makes a call."""
@@ -181,16 +216,19 @@ class CallParser:
         cut = len(self._held) - keep
         cut = len(self._held[:cut].rstrip())  # white space before a call is none of the content
         content, self._held = self._held[:cut], self._held[cut:]
-        return content
+        return self._content(content) if content else ""
 
     def _between_calls(self) -> tuple[str, list[CallDelta]]:
-        self._held = self._held.lstrip(" \t\r\n[],;")
+        held = self._held.lstrip(" \t\r\n[],;")
+        self._pass_over(self._held[: len(self._held) - len(held)])
+        self._held = held
         closing = self._format.closing
-        if closing and self._held.startswith(closing):
-            self._held, self._inside = self._held[len(closing) :], False
-        elif self._held.startswith("{"):
-            self._call = _OpenCall(self._format.arguments)
-        elif self._held and not closing.startswith(self._held):
+        if closing and held.startswith(closing):
+            self._pass_over(closing)
+            self._held, self._inside = held[len(closing) :], False
+        elif held.startswith("{"):
+            self._call = _OpenCall(self._format.arguments, self._names)
+        elif held and not closing.startswith(held):
             self._inside = False  # neither a call nor the end: content again
         return "", []
 
@@ -202,6 +240,7 @@ class CallParser:
         if call.name is not None:
             index = self.num_calls - known
             if not known:
+                self._passed, self._called = "", True
                 self.num_calls += 1
                 calls.append(CallDelta(index, self._new_id(index), call.name, piece))
             elif piece:
@@ -211,10 +250,11 @@ class CallParser:
         self._held, self._call = text[end:], None
         if call.name is not None:
             return "", calls
-        parsed = call.parsed(self._format.arguments)
+        parsed = call.parsed()
         if parsed is None:
             self._inside = False
-            return self._format.opening + call.text, calls
+            return self._content(call.text), calls
+        self._passed, self._called = "", True
         index, self.num_calls = self.num_calls, self.num_calls + 1
         return "", [CallDelta(index, self._new_id(index), *parsed)]
 

@@ -70,11 +70,16 @@ class ChatEncoder:
         self._native = format_of(source)
         self.call_format = self._native or "hermes"  # what is told to a model without tools of its own
         self._thinks = ThoughtSplitter.CLOSING in source
-        self._variables = frozenset(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", source))
+        given = {*RESERVED, *files.special_tokens, *environment.globals}
+        self._variables = frozenset(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", source)) - given
+
+    def special_id(self, name: str) -> int | None:
+        """Of a control token."""
+        return self._encoder.special_ids.get(name)
 
     def check_variables(self, names: Collection[str], param: str) -> None:
         """Raises InvalidRequest on what the template does not look at."""
-        unknown = sorted(set(names) - (self._variables - set(RESERVED)))
+        unknown = sorted(set(names) - self._variables)
         if unknown:
             raise InvalidRequest(f"{param}: this model's chat template has no {unknown[0][:64]!r}", param)
 
@@ -85,7 +90,7 @@ class ChatEncoder:
         messages, tools = chat.messages, chat.tools
         if not self._native and (tools or any(m["role"] == "tool" or "tool_calls" in m for m in messages)):
             messages, tools = as_text(messages, tools), []
-        mark = _unused_character([messages, tools])
+        mark = _unused_character([messages, tools, chat.variables])
         given: dict[str, Any] = {"tools": self._broken(tools, mark)} if tools else {}
         try:
             text = self._template.render(
@@ -93,9 +98,17 @@ class ChatEncoder:
                 add_generation_prompt=True,
                 **given,
                 **self._special_tokens,
-                **chat.variables,
+                **self._broken(chat.variables, mark),
             )
-        except (TemplateError, SecurityError) as error:
+        except (
+            TemplateError,
+            SecurityError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from None
         if chat.most_tokens and self._encoder.surely_longer(text, chat.most_tokens):
             raise ContextLengthError(f"the messages have far more than {chat.most_tokens} tokens", "messages")

@@ -13,9 +13,9 @@ class View:
 
     shown: the best so many of each prompt's choices, by mean log-probability; 0 is all. echo: prompts, by number, to
     show before their outputs. scores_only: the one token that was made is not shown. logprobs: whether those are shown;
-    None is where there are any. calls: the format in which the model writes tool calls, "" for none. reasoning: where
-    its thoughts are set apart: "" nowhere, "inside" from the beginning, "marked" when it begins with the mark. detail:
-    what the API repeats in its answer, as JSON.
+    None is where there are any. calls: the format in which the model writes calls of these functions, "" for none.
+    reasoning: where its thoughts are set apart: "" nowhere, "inside" from the beginning, "marked" when it begins with
+    the mark. detail: what the API repeats in its answer, as JSON.
     """
 
     shown: int = 0
@@ -23,13 +23,14 @@ class View:
     scores_only: bool = False
     logprobs: bool | None = None
     calls: str = ""
+    functions: tuple[str, ...] = ()
     reasoning: str = ""
     tier: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "View":
-        return cls(**values | {"echo": tuple(map(tuple, values["echo"]))})
+        return cls(**values | {"echo": tuple(map(tuple, values["echo"])), "functions": tuple(values["functions"])})
 
 
 PLAIN = View()

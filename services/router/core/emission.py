@@ -45,7 +45,7 @@ class Usage(NamedTuple):
 class _Choice:
     def __init__(self, table: TokenBytes, document: Document, number: int) -> None:
         view = document.view
-        self._detokenizer = Detokenizer(table, shown=MARKS if view.calls or view.reasoning else ())
+        self._detokenizer = Detokenizer(table, MARKS if view.calls or view.reasoning else (), begins=not view.echo)
         self._stops = StopMatcher(document.stop)
         self._min_tokens = document.min_tokens
         self._ids: list[int] = []
@@ -53,8 +53,9 @@ class _Choice:
         self._calls: CallParser | None = None
         if view.calls:
             new_id = call_ids(document.request_id, number, FORMATS[view.calls].alphanumeric_ids)
-            self._calls = CallParser(view.calls, new_id)
+            self._calls = CallParser(view.calls, new_id, view.functions)
         self.started = False
+        self.cached = 0
         self.finish: str | None = None
 
     @property
@@ -64,6 +65,7 @@ class _Choice:
     def push(self, item: JournalItem) -> Delta | None:
         item = self._news_of(item)
         first, self.started = not self.started, True
+        self.cached = item.cached or self.cached
         text = "".join(self._token(item.index + offset, token) for offset, token in enumerate(item.token_ids))
         self._ids += item.token_ids
         self.finish = item.finish
@@ -103,7 +105,10 @@ class _Choice:
             if item.index > len(self._ids) or tuple(known) != item.token_ids[: len(known)]:
                 raise GenerationFailed("part of this answer was lost, and what replaces it is not the same")
             new = item.token_ids[len(known) :]
-            return replace(item, index=len(self._ids), token_ids=new, details=item.details[len(known) :])
+            details = item.details[len(known) :]
+            return replace(
+                item, index=len(self._ids), token_ids=new, details=details, prompt=(), embedding=(), cached=0
+            )
         return item
 
     def _token(self, index: int, token: int) -> str:
@@ -124,14 +129,12 @@ class Fold:
         self._choices = [_Choice(table, document, number) for number in range(document.choices)]
         self.usage: Usage | None = None
         self._n = document.n
-        self._cached = 0
 
     def push(self, entry: JournalEntry) -> list[Delta]:
         """What this entry adds. Entries must come in order. Raises GenerationFailed if they contradict each other."""
-        # Choices of one prompt share it: what the first of them found is what the prompt's was found.
-        self._cached += sum(item.cached for item in entry.items if item.index == 0 and item.choice % self._n == 0)
         if entry.usage is not None:
-            self.usage = Usage(*entry.usage, self._cached)
+            # Choices of one prompt share it: what the first of them found cached is what was cached.
+            self.usage = Usage(*entry.usage, sum(choice.cached for choice in self._choices[:: self._n]))
         deltas = (self._choices[item.choice].push(item) for item in entry.items)
         return [delta for delta in deltas if delta is not None]
 

@@ -1,7 +1,7 @@
 """Tools as a model is told of them, and the grammar of a call that must come."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.text.grammar import WHITESPACE
@@ -44,8 +44,11 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": content}
 
 
-def call_grammar(form: str, functions: Sequence[tuple[str, dict[str, Any]]], several: bool) -> str:
-    """In Lark's notation: one call, or several, of these functions: names with the schemas of their arguments."""
+def call_grammar(
+    form: str, functions: Sequence[tuple[str, dict[str, Any]]], several: bool, special_id: Callable[[str], int | None]
+) -> str:
+    """In Lark's notation: one call, or several, of these functions: names with the schemas of their arguments.
+    special_id: of a mark that is a control token."""
     style = FORMATS[form]
     rules = []
     for index, (name, schema) in enumerate(functions):
@@ -59,7 +62,9 @@ def call_grammar(form: str, functions: Sequence[tuple[str, dict[str, Any]]], sev
         start = 'call ("\\n" call)' + more if several else "call"
     elif style.opening:
         rules.append("call: object")
-        start = f'"{style.opening}" "[" call' + (f' (", " call){more}' if several else "") + ' "]"'
+        token = special_id(style.opening)
+        mark = f'"{style.opening}"' if token is None else f"<[{token}]>"
+        start = f'{mark} "[" call' + (f' (", " call){more}' if several else "") + ' "]"'
     else:
         rules.append("call: object")
         start = "call"

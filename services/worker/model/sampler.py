@@ -17,6 +17,7 @@ from services.worker.model.transfer import staged
 GREEDY_BELOW = 1e-3
 FIRST_CANDIDATES = 64
 SPAN = 256
+FORCED = 1e9  # more than any two logits are apart
 _MASK = (1 << 64) - 1
 
 
@@ -101,6 +102,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], allowed: Allowed | N
 def _adjust(logits: torch.Tensor, row: SampleRow, allowed: torch.Tensor | None = None) -> None:
     """Penalties, bias, bans and constraint of one row, in place; does nothing for a plain row."""
     params = row.params
+    # Where a constraint says what may come, that alone is absolute: of what it leaves, all may be banned.
+    low = -FORCED if allowed is not None else float("-inf")
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
         values = logits[seen]
@@ -115,14 +118,11 @@ def _adjust(logits: torch.Tensor, row: SampleRow, allowed: torch.Tensor | None =
         # -100 bans and +100 forces, as users of the API expect, whatever the logits' scale.
         for token, bias in params.logit_bias.items():
             if abs(bias) >= 100:
-                logits[token] = float("-inf") if bias < 0 else logits[token] + 1e9
-    banned = list(row.banned)
+                logits[token] += low if bias < 0 else FORCED
+    if row.banned:
+        logits[list(row.banned)] += low
     if allowed is not None:
         logits.masked_fill_(~allowed, float("-inf"))
-        if banned and not bool(allowed.index_fill(0, torch.tensor(banned, device=allowed.device), False).any()):
-            return  # the text is complete: to end it is all that is left
-    if banned:
-        logits[banned] = float("-inf")
 
 
 def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

@@ -142,6 +142,12 @@ class CompletionFormatter(OpenAIFormatter):
     def __init__(self, document: Document, table: TokenBytes) -> None:
         super().__init__(document, table)
         self._decoded: dict[int, _Decoded] = {}
+        self._scores: dict[int, Sequence[TokenDetail]] = {}  # of the prompts, by their first choice
+        self._waiting: dict[int, list[Delta]] = {}  # first deltas that came before those
+
+    def whole(self, choices: Sequence[Whole], usage: Usage) -> dict[str, Any]:
+        self._scores = {choice.index: choice.prompt for choice in choices}
+        return super().whole(choices, usage)
 
     def _echoed(self, choice: int) -> tuple[int, ...]:
         """The prompt that is shown before this choice."""
@@ -186,8 +192,20 @@ class CompletionFormatter(OpenAIFormatter):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """A prompt's scores come with its first choice alone: the others' beginnings wait for them."""
+        first = delta.choice - delta.choice % self.document.n
+        if not (self.document.view.echo and self.document.logprobs) or first in self._scores:
+            return self._told(delta)
+        if delta.choice != first:
+            self._waiting.setdefault(first, []).append(delta)
+            return []
+        self._scores[first] = delta.prompt
+        return [chunk for news in (delta, *self._waiting.pop(first, ())) for chunk in self._told(news)]
+
+    def _told(self, delta: Delta) -> list[dict[str, Any]]:
         if delta.first and self.document.view.echo:
-            text, logprobs = self._with_prompt(delta.choice, delta.text, delta.token_ids, delta.details, delta.prompt)
+            scores = self._scores.get(delta.choice - delta.choice % self.document.n, ())
+            text, logprobs = self._with_prompt(delta.choice, delta.text, delta.token_ids, delta.details, scores)
         elif not (delta.text or delta.finish or (delta.details and self.document.logprobs)):
             return []
         else:
@@ -195,5 +213,6 @@ class CompletionFormatter(OpenAIFormatter):
         return [self._chunk([self._choice(delta.choice, text, delta.finish, logprobs)])]
 
     def _whole_choice(self, index: int, choice: Whole) -> dict[str, Any]:
-        text, logprobs = self._with_prompt(choice.index, choice.text, choice.token_ids, choice.details, choice.prompt)
+        scores = self._scores.get(choice.index - choice.index % self.document.n, ())
+        text, logprobs = self._with_prompt(choice.index, choice.text, choice.token_ids, choice.details, scores)
         return self._choice(index, text, choice.finish, logprobs)

@@ -12,6 +12,7 @@ from services.common.text.detokenizer import TokenBytes
 from services.router.api.format.responses import PREFIX, ResponsesFormatter
 from services.router.api.responses.wire import ITEMS_OF_BEFORE, AnyItem
 from services.router.api.service import Service
+from services.router.api.wire import MAX_MESSAGES
 from services.router.core.document import Document
 from services.router.core.emission import Fold
 
@@ -74,7 +75,10 @@ async def conversation(service: Service, response_id: str, tenant: str) -> list[
         raise StreamNotFound(f"previous_response_id: {error.message}", "previous_response_id") from None
     if response["status"] not in ("completed", "incomplete"):
         raise InvalidRequest(f"previous_response_id: that response is {response['status']}", "previous_response_id")
-    return ITEMS_OF_BEFORE.validate_python(document.view.detail["input"] + response["output"])
+    items = document.view.detail["input"] + response["output"]
+    if len(items) > MAX_MESSAGES:
+        raise InvalidRequest("previous_response_id: that conversation has become too long", "previous_response_id")
+    return ITEMS_OF_BEFORE.validate_python(items)
 
 
 async def cancel(service: Service, request_id: str, tenant: str) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from services.common.errors import InvalidRequest
 from services.router.api.endpoint import Prepared
 from services.router.api.prepare import prepare_chat
@@ -22,9 +24,12 @@ from services.router.api.responses.wire import (
 )
 from services.router.api.service import Service
 from services.router.api.translation import given
-from services.router.api.wire import ChatRequest
+from services.router.api.wire import MAX_MESSAGES, ChatRequest
 from services.router.core.limits import FleetLimits
 
+# Of an item what says nothing to a model, and what a stored conversation may hold.
+UNKEPT = {"encrypted_content": True, "summary": True, "annotations": True, "logprobs": True}
+MAX_KEPT_BYTES = 1 << 20
 # As they are called here, by what they are called in the chat request.
 NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -66,9 +71,19 @@ async def prepare_response(
         raise _renamed(error) from None
     detail: dict[str, Any] = {"shown": shown(body)}
     if body.stores:
-        detail["input"] = [item.model_dump(exclude_none=True) for item in items]
+        detail["input"] = _kept(items)
     view = replace(prepared.view, detail=detail)
     return replace(prepared, view=view, outlives=bool(body.background), kept=body.stores)
+
+
+def _kept(items: list[AnyItem]) -> list[dict[str, Any]]:
+    """Of a conversation what is needed to go on with it. Raises InvalidRequest if it is too much to be kept."""
+    kept = [item.model_dump(exclude_none=True, exclude=UNKEPT) for item in items]
+    if len(kept) > MAX_MESSAGES or len(orjson.dumps(kept)) > MAX_KEPT_BYTES:
+        raise InvalidRequest(
+            "input: with what went before it is too large to be stored; ask with store: false", "input"
+        )
+    return kept
 
 
 def shown(body: ResponsesRequest) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def _metadata(value: Any) -> dict[str, str] | None:
     return value
 
 
-def _shallow(value: Any) -> Any:
-    """Nested no deeper than a schema of use is: whoever walks through it by recursion can."""
+def shallow(value: Any) -> Any:
+    """Nested no deeper than a schema of use is: whoever walks through it by recursion can. Raises ValueError."""
     level = [value]
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [
@@ -105,7 +105,7 @@ Stops = Annotated[
 ]
 Bias = Annotated[dict[str, float] | None, *described(nullable(_BIAS), _bias)]
 Metadata = Annotated[dict[str, str] | None, *described(nullable(_METADATA), _metadata)]
-Schema = Annotated[dict[str, JsonValue], BeforeValidator(_shallow)]
+Schema = Annotated[dict[str, JsonValue], BeforeValidator(shallow)]
 
 
 class Strict(BaseModel):

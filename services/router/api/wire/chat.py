@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, JsonValue, model_validator
 
-from services.router.api.wire.base import MAX_TOP_LOGPROBS, SamplingFields, Schema, Strict, refused
+from services.router.api.wire.base import MAX_TOP_LOGPROBS, SamplingFields, Schema, Strict, refused, shallow
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 256
@@ -106,6 +106,7 @@ def arguments_of(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise ValueError("the arguments of a tool call are not a JSON object")
+    shallow(value)
     return value
 
 
