@@ -34,7 +34,7 @@ MAX_COMPILED = 128
 # What all masks of a text may take: so much, and so much more for each.
 MASK_BUDGET_S, MASK_S = 0.5, 0.005
 EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-PROBED_TOKENS = 4
+PROBED_TOKENS = 32
 GUIDANCE = "x-guidance"  # where a schema says how strictly it is meant
 
 

@@ -132,10 +132,10 @@ class Fold:
 
     def push(self, entry: JournalEntry) -> list[Delta]:
         """What this entry adds. Entries must come in order. Raises GenerationFailed if they contradict each other."""
+        deltas = [self._choices[item.choice].push(item) for item in entry.items]
         if entry.usage is not None:
             # Choices of one prompt share it: what the first of them found cached is what was cached.
             self.usage = Usage(*entry.usage, sum(choice.cached for choice in self._choices[:: self._n]))
-        deltas = (self._choices[item.choice].push(item) for item in entry.items)
         return [delta for delta in deltas if delta is not None]
 
     @property
