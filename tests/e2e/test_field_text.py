@@ -137,6 +137,12 @@ async def test_d07_offsets_of_echo(house: httpx.AsyncClient) -> None:
         assert streamed.choices[0].offsets == choice.offsets
     plain = await both_ways(house, "completion", ["one two", "three"], echo=True, n=2, max_tokens=3)
     assert [plain.choices[i].text.startswith(p) for i, p in enumerate(["one two"] * 2 + ["three"] * 2)] == [True] * 4
+    fields = {"echo": True, "logprobs": 1, "n": 2, "temperature": 1.0, "seed": 1}
+    scored = await both_ways(house, "completion", ["one two", "three"], max_tokens=3, **fields)
+    first, second, third, _ = (scored.choices[index].entries for index in range(4))
+    assert first[:-3] == second[:-3], "the same prompt, the same scores"
+    assert first != second
+    assert third[:-3] != first[:-3]
 
 
 @both

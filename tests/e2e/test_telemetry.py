@@ -64,9 +64,10 @@ def check_connected(spans: dict[str, list[ReceivedSpan]], root: ReceivedSpan, ca
 async def test_a_streamed_request_is_one_trace_with_a_span_per_phase(traced: tuple[Up, Collector]) -> None:
     up, made = traced
     trace_id, header = parent(1)
+    labels = {"user": "ada", "metadata": {"team": "blue"}}
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(
-            f"{up.url}/v1/chat/completions", json=body(20, seed=7, top_p=0.9), headers={"traceparent": header}
+            f"{up.url}/v1/chat/completions", json=body(20, seed=7, top_p=0.9, **labels), headers={"traceparent": header}
         )
     assert answer.status_code == 200
     request_id = answer.headers["x-orca-request-id"]
@@ -95,6 +96,8 @@ async def test_a_streamed_request_is_one_trace_with_a_span_per_phase(traced: tup
         "gen_ai.response.finish_reasons": ["length"],
         "http.route": "/v1/chat/completions",
         "orca.outcome": "ok",
+        "orca.user": "ada",
+        "orca.metadata.team": "blue",
     }.items():
         assert root.attributes[key] == value, key
     prompt = root.attributes["gen_ai.usage.input_tokens"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from services.common.journal import JournalEntry, JournalItem, TokenDetail
 from services.common.request import GenerateRequest, SamplingParams
 from services.common.text.detokenizer import Detokenizer, TokenBytes
-from services.router.core.document import Document
+from services.router.core.document import Document, View
 from services.router.core.emission import Fold
 from services.worker.core.plan import Plan, SequenceOutput, SequenceState, StepOutput
 from services.worker.core.publishing import PublishBook
@@ -95,3 +95,20 @@ def test_what_a_failover_writes_again_counts_once() -> None:
     assert (delta.prompt, delta.embedding) == ((score,), (0.5,))
     assert (rest.prompt, rest.embedding, rest.text, rest.details) == ((), (), "B", (score,))
     assert fold.usage == (2, 2, 2)
+
+
+def test_a_mark_is_no_place_to_stop() -> None:
+    """It is text for the parser of calls; the worker, which looks for stop strings, does not see it."""
+    table = TokenBytes(
+        '{"decoder":{"type":"ByteLevel"},"model":{"vocab":{"a":0,"b":1,"{":2}},'
+        '"added_tokens":[{"id":3,"content":"<tool_call>","special":true}]}'
+    )
+    params = SamplingParams(max_tokens=4, stop=("call>", "zz"))
+    request = GenerateRequest("r", "m", ((0,),), params)
+    fold = Fold(Document.of(request, "chat", 0, True, False, View(calls="hermes")), table)
+    items = [JournalItem(0, index, (token,), None, ()) for index, token in enumerate((0, 3, 1))]
+    items.append(JournalItem(0, 3, (2,), "length", ()))
+    deltas = [
+        delta for i, item in enumerate(items) for delta in fold.push(JournalEntry("r", f"{i}-0", "w", i, (item,), None))
+    ]
+    assert "".join(delta.text for delta in deltas) == "a<tool_call>b{", "no call came of it"

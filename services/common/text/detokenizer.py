@@ -98,6 +98,10 @@ class Detokenizer:
             data = data.removeprefix(b" ")
         return self._decoder.decode(data)
 
+    def shows(self, token_id: int) -> bool:
+        """It is a special token that is text here."""
+        return token_id in self._shown
+
     def flush(self) -> str:
         """What is left at the end: a truly incomplete tail, once, as U+FFFD."""
         return self._decoder.decode(b"", final=True)

@@ -113,6 +113,8 @@ class _Choice:
 
     def _token(self, index: int, token: int) -> str:
         text = self._detokenizer.push(token)
+        if self._detokenizer.shows(token):  # a mark, which the worker does not see and so does not stop at
+            return self._stops.flush() + text
         # The worker looks for stop strings in what follows min_tokens, and so must we.
         return text if index < self._min_tokens else self._stops.push(text)
 
