@@ -28,6 +28,10 @@ class OpenAIFormatter(Formatter):
     chunk_name: ClassVar[str]
     prefix: ClassVar[str]
 
+    def __init__(self, document: Document, table: TokenBytes) -> None:
+        super().__init__(document, table)
+        self._chunk_head = self._head(self.chunk_name) | ({"usage": None} if document.include_usage else {})
+
     def _head(self, name: str) -> dict[str, Any]:
         document = self.document
         head = {
@@ -40,8 +44,7 @@ class OpenAIFormatter(Formatter):
         return head | {"service_tier": document.view.tier} if document.view.tier else head
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": None} if self.document.include_usage else {}
-        return self._head(self.chunk_name) | {"choices": choices} | usage
+        return {**self._chunk_head, "choices": choices}  # one a token
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return usage_object(usage._replace(completion=0) if self.document.view.scores_only else usage)
