@@ -9,9 +9,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 << 10
 REFUSAL = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n"
-    b'{"error":{"message":"the request headers are too large","type":"invalid_request_error","param":null,"code":null}}'
+    b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n"
+    b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
 )
+TOO_LARGE = REFUSAL % (b"431 Request Header Fields Too Large", b"the request headers are too large")
+# What follows its headers is no request, whatever it looks like.
+NO_TUNNEL = REFUSAL % (b"405 Method Not Allowed", b"this is no proxy")
 
 
 # An idle connection that a client may still send on: clients forget theirs after five seconds by default.
@@ -43,11 +46,11 @@ class BoundedConnection(HttpToolsProtocol):
             self._received += len(data)
         super().data_received(data)
         if self._in_headers and self._received > MAX_HEADER_BYTES:
-            self._refuse()
+            self._refuse(TOO_LARGE)
 
-    def _refuse(self) -> None:
+    def _refuse(self, answer: bytes) -> None:
         if not self.transport.is_closing():
-            self.transport.write(REFUSAL)
+            self.transport.write(answer)
             self.transport.close()
 
     def pause_writing(self) -> None:
@@ -91,7 +94,9 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse()
+            self._refuse(TOO_LARGE)
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(NO_TUNNEL)
         else:
             super().on_headers_complete()
             if BoundedConnection.closing:
