@@ -13,9 +13,9 @@ PYTHON = Path("build/clients/bin/python")
 SCRIPT = Path(__file__).with_name("outside.py")
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make test-clients` makes build/clients")
 async def test_litellm_and_langchain(clients_up: Up, capsys: pytest.CaptureFixture[str]) -> None:
     """LITELLM_LOCAL_MODEL_COST_MAP: litellm would fetch its prices from the network."""
+    assert PYTHON.exists(), "`make test-clients` makes it"
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     child = await asyncio.create_subprocess_exec(
         *(str(PYTHON), str(SCRIPT), clients_up.url),
