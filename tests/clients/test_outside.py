@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("outside.py")
 
 async def test_litellm_and_langchain(clients_up: Up, capsys: pytest.CaptureFixture[str]) -> None:
     """LITELLM_LOCAL_MODEL_COST_MAP: litellm would fetch its prices from the network."""
-    assert PYTHON.exists(), "`make test-clients` makes it"
+    assert os.access(PYTHON, os.X_OK), "`make test-clients` makes it"
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     child = await asyncio.create_subprocess_exec(
         *(str(PYTHON), str(SCRIPT), clients_up.url),
