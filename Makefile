@@ -174,10 +174,11 @@ test-clients: setup $(CLIENTS_VENV)/.ready
 test-conformance: setup
 	@ORCA_CONFORMANCE=full $(BIN)/python -m pytest tests/conformance $(ARGS)
 
-# Many requests that nobody would send; `make test` sends a few.
+# Many requests that nobody would send; `make test` sends a few. By the schema, some routes have nothing to get wrong: of
+# 26,000 over 20,000 are left.
 fuzz: setup
 	@ORCA_FUZZ_CASES=50000 $(BIN)/python -m pytest tests/fuzz/test_bytes.py tests/fuzz/test_grammars.py $(ARGS)
-	@ORCA_FUZZ_CASES=20000 $(BIN)/python -m pytest tests/fuzz/test_schema.py $(ARGS)
+	@ORCA_FUZZ_CASES=26000 $(BIN)/python -m pytest tests/fuzz/test_schema.py $(ARGS)
 
 check-chart: $(HELM) $(CHECKOV_VENV)/.ready
 	@PATH=$(abspath build/helm):$$PATH $(CHECKOV_VENV)/bin/checkov -d helm/orca --config-file .checkov.yaml
