@@ -361,3 +361,15 @@ def test_bad_token_requests_get_one_clear_answer(fake_up: Up, path: str, body: A
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
     assert len(answer.content) < 500
+
+
+def test_the_docs_page_needs_no_network(fake_up: Up) -> None:
+    page = httpx.get(f"{fake_up.url}/docs")
+    assert page.status_code == 200
+    sources = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+    assert len(sources) >= 2
+    for source in sources:
+        assert source.startswith("/"), source
+        assert httpx.get(fake_up.url + source).status_code == 200
+    assert "/openapi.json" in page.text
+    assert httpx.get(f"{fake_up.url}/openapi.json").json()["openapi"].startswith("3.1")

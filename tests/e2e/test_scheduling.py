@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -46,15 +47,22 @@ async def test_a_short_request_need_not_wait_for_a_long_one(tmp_path: Path, poli
         await eventually(up.is_idle)
 
 
-async def test_a_queued_stream_is_kept_alive_with_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "short"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "short"}]},
+}
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+async def test_d05_a_queued_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """One slot, a long request in it: the stream behind it has its headers at once, then comments, then its text."""
     monkeypatch.setenv("ORCA_KEEP_ALIVE", "0.2")
     with Up(tmp_path, "--executor", "fake", "--fake-step-ms", "10", "--max-num-seqs", "1") as up:
         async with httpx.AsyncClient(timeout=60) as http:
             long = asyncio.create_task(_complete(http, up, "long", 150))
             await eventually(lambda: up.metrics()["orca_requests_running"] == 1)
-            body = {"model": MODEL, "prompt": "short", "max_tokens": 2, "stream": True}
-            async with http.stream("POST", f"{up.url}/v1/completions", json=body) as response:
+            body = {"model": MODEL, "max_tokens": 2, "stream": True, **BODIES[path]}
+            async with http.stream("POST", f"{up.url}{path}", json=body) as response:
                 assert not long.done()
                 raw = "".join([chunk async for chunk in response.aiter_text()])
             await long
@@ -63,4 +71,31 @@ async def test_a_queued_stream_is_kept_alive_with_comments(tmp_path: Path, monke
         assert len(comments) >= 3
         assert events[: len(comments)] == comments, "a comment inside the answer"
         assert events[-2] == "data: [DONE]"
+        await eventually(up.is_idle)
+
+
+async def test_d05_a_preempted_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives way in the middle, to one of higher priority: comments fill the gap, and none is inside an event."""
+    monkeypatch.setenv("ORCA_KEEP_ALIVE", "0.2")
+    flags = ("--executor", "fake", "--fake-step-ms", "10", "--max-num-seqs", "1", "--order", "priority")
+    with Up(tmp_path, *flags) as up:
+        async with httpx.AsyncClient(timeout=60) as http:
+            body = {"model": MODEL, "max_tokens": 60, "stream": True, **BODIES["/v1/completions"]}
+            lines: list[str] = []
+            async with http.stream("POST", f"{up.url}/v1/completions", json=body) as response:
+                high: asyncio.Task[Any] | None = None
+                async for line in response.aiter_lines():
+                    lines.append(line)
+                    if high is None and line.startswith("data: "):
+                        urgent = {"model": MODEL, "prompt": "urgent", "max_tokens": 150}
+                        headers = {"X-Orca-Priority": "9"}
+                        sent = http.post(f"{up.url}/v1/completions", json=urgent, headers=headers)
+                        high = asyncio.create_task(sent)
+            assert high is not None
+            assert (await high).status_code == 200
+        assert up.metrics()["orca_preemptions_total"] >= 1
+        assert sum(line.startswith(":") for line in lines) >= 3
+        allowed = (":", "id: ", "data: ")
+        assert all(not line or line.startswith(allowed) for line in lines)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
         await eventually(up.is_idle)
