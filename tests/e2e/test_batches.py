@@ -326,11 +326,11 @@ async def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
     write(path, a={"requests": 2}, b={})
     with Up(tmp_path / "up", "--executor", "fake", "--fake-step-ms", "5", "--api-keys", str(path)) as up:
         async with connected(up, "key-a") as mine, connected(up, "key-b") as other, connected(up, "key-c") as nobody:
-            batch = await begin(mine, [line(f"p{i}") for i in range(20)])
+            batch = await begin(mine, [line(f"p{i}") for i in range(10)])
             assert (await until(mine, batch)).status == "completed", "8 in flight, of 2 that it may have: it waited"
             done = await mine.batches.retrieve(batch.id)
             assert done.request_counts is not None
-            assert done.request_counts.to_dict() == {"total": 20, "completed": 20, "failed": 0}
+            assert done.request_counts.to_dict() == {"total": 10, "completed": 10, "failed": 0}
             for file in (batch.input_file_id, str(done.output_file_id)):
                 for call in (other.files.retrieve, other.files.content, other.files.delete):
                     with pytest.raises(NotFoundError):
@@ -363,13 +363,13 @@ async def test_nobody_waits_for_a_batch_where_priorities_count(tmp_path: Path) -
     flags = ("--executor", "fake", "--fake-step-ms", "10", "--order", "priority", "--max-num-seqs", "1")
     with Up(tmp_path, *flags) as up:
         async with connected(up) as client:
-            batch = await begin(client, [line(f"p{i}", max_tokens=100) for i in range(10)])
+            batch = await begin(client, [line(f"p{i}", max_tokens=60) for i in range(6)])
             await until(client, batch, completed=1)
-            for index in range(3):
+            for index in range(2):
                 await eventually(lambda: up.metrics()["orca_requests_waiting"] >= 1)
                 before = await until(client, batch, completed=1)
                 preemptions = up.metrics()["orca_preemptions_total"]
-                # A line takes 100 steps: whoever waited for the one that runs would see it end.
+                # A line takes 60 steps: whoever waited for the one that runs would see it end.
                 answer = await client.completions.create(model=MODEL, prompt=f"now {index}", max_tokens=5)
                 assert answer.choices
                 after = await client.batches.retrieve(batch.id)
@@ -378,7 +378,7 @@ async def test_nobody_waits_for_a_batch_where_priorities_count(tmp_path: Path) -
                 assert after.request_counts.completed - before.request_counts.completed <= 1
                 assert up.metrics()["orca_preemptions_total"] > preemptions, "a line gave way"
             done = await until(client, batch)
-            assert len(await read(client, done.output_file_id)) == 10
+            assert len(await read(client, done.output_file_id)) == 6
         await eventually(up.is_idle)
 
 

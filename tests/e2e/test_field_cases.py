@@ -51,7 +51,9 @@ class Answers:  # noqa: PLW1641 - nobody puts it into a set
         elif line.startswith("data: "):
             chunk = json.loads(line.removeprefix("data: "))
             self.error = chunk.get("error") or self.error
-            self.usage = chunk.get("usage") or self.usage
+            usage = chunk.get("usage") or {}
+            usage.pop("prompt_tokens_details", None)  # what is cached depends on what ran before
+            self.usage = usage or self.usage
             for choice in chunk.get("choices", []):
                 mine = self.choices.setdefault(choice["index"], {"text": "", "tokens": [], "finish": []})
                 mine["text"] += choice["text"]

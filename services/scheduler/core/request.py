@@ -77,12 +77,12 @@ class Sequence:
     arrival: int
     tenant: str = ""
     priority: int = 0
-    weight: float = 1.0
     arrived_s: float = 0.0
     slo: Slo = Slo()
     adapter: str = ""
     prompt_index: int = 0
     expected_output: int | None = None
+    weight: float = 1.0
     reuses: bool = True
     leader: "Sequence | None" = None
     output: list[int] = field(default_factory=list)
