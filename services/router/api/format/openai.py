@@ -1,5 +1,6 @@
 """Chat and completions, as OpenAI's API has them."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -66,8 +67,9 @@ class OpenAIFormatter(Formatter):
         prompts = [choices[start : start + n] for start in range(0, len(choices), n)]
         return [best for group in prompts for best in sorted(group, key=lambda c: -c.mean_logprob)[:shown]]
 
+    @abstractmethod
     def _whole_choice(self, index: int, choice: Whole) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice as an object, under the number that it is shown by."""
 
 
 class ChatFormatter(OpenAIFormatter):
