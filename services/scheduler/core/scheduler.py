@@ -274,10 +274,9 @@ class Scheduler:
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
         """A choice waits until the first of its request has computed their common prompt, to share it."""
-        leader = sequence.leader
+        leader = sequence.leader if sequence.reuses else None
         return (
             leader is not None
-            and sequence.reuses
             and self.config.prefix_cache
             and not self.batching.reserves
             and leader.status in (Status.WAITING, Status.RUNNING)
