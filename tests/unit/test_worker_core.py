@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from services.common.request import SamplingParams
@@ -59,6 +60,34 @@ def test_end_rules() -> None:
     assert run(replace(PARAMS, ignore_eos=True), eos=(third,)) == (6, "length")
     length, _ = run(replace(PARAMS, min_tokens=4), eos=(third,))
     assert length >= 4, "the end token is banned before min_tokens"
+
+
+class Countdown:
+    """A constraint that lets anything follow, and is complete after so many tokens."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def fill(self, mask: np.ndarray) -> bool:
+        mask.fill(-1)
+        return True
+
+    def accept(self, token: int) -> bool:
+        self.left -= 1
+        return not self.left
+
+
+@pytest.mark.parametrize(("complete_after", "want"), [(2, "stop"), (3, "stop"), (4, "length")])
+def test_a_text_that_is_complete_with_its_last_token_is_not_cut_off(complete_after: int, want: str) -> None:
+    params = replace(PARAMS, max_tokens=3, grammar="any")
+    batch = InputBatch(8, 4, (), constrain=lambda grammar, output: Countdown(complete_after - len(output)))
+    rows = batch.apply(Plan(1, 1, add=(replace(new(), params=params),), blocks=((1, (0, 1)),), chunks=((1, 3),))).rows
+    finishes = []
+    for number in range(2, 6):
+        finishes += [output.finish_reason for output in batch.finish_step(rows, [Sampled(7)] * len(rows))]
+        rows = batch.apply(Plan(number, 1)).rows
+    assert finishes == [None] * (min(complete_after, 3) - 1) + [want]
+    assert not batch.sequences
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,8 @@ class InputBatch:
             return SequenceOutput(sequence, num_tokens, index, (), (), "error")
         tokens.append(token)
         complete = sequence.constraint is not None and sequence.constraint.accept(token)
-        reason = self._end(sequence, token, len(tokens)) or ("stop" if complete else None)
+        # A text that is complete with its very last token is whole, not cut off.
+        reason = "stop" if complete else self._end(sequence, token, len(tokens))
         if reason:
             self.drop(sequence.sequence_id)
         return SequenceOutput(sequence, num_tokens, index, (token,), (logprobs,) if logprobs else (), reason)
