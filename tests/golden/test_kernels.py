@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,54 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(folder: Path, params: dict[s
     asked_for_more = [one.token_id for one in executor.execute(rows(logprobs=0, **params), [[]] * ROWS)]
     assert len(set(drawn)) > 2
     assert sum(a != b for a, b in zip(drawn, asked_for_more, strict=True)) <= 1
+
+
+class Only:
+    """A constraint that lets only some tokens follow; without any it has failed."""
+
+    def __init__(self, allowed: list[int]) -> None:
+        self.allowed = allowed
+
+    def fill(self, mask: np.ndarray) -> bool:
+        for token in self.allowed:
+            mask[token // 32] |= np.int32(1 << token % 32 if token % 32 < 31 else -(1 << 31))
+        return bool(self.allowed)
+
+    def accept(self, token: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.1},
+        {"temperature": 1.5, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 3},
+        {"temperature": 3.0, "min_p": 0.01},
+    ],
+)
+def test_under_a_constraint_too(folder: Path, params: dict[str, Any]) -> None:
+    """And neighbours without one are drawn as before."""
+    executor = make(folder, "fast", threads=2)
+    choices = [[1002], [0, 31, 32, 1000], list(range(200, 900)), [5, 6, 7], list(range(1003)), [], [255, 256]]
+
+    def constrained(**more: Any) -> list[BatchRow]:
+        made = rows(**params, **more)
+        for i, row in enumerate(made[:-8]):
+            row.sequence.constraint = Only(choices[i % len(choices)])
+        return made
+
+    drawn = [one.token_id for one in executor.execute(constrained(), [[]] * ROWS)]
+    asked_for_more = [one.token_id for one in executor.execute(constrained(logprobs=0), [[]] * ROWS)]
+    free = [one.token_id for one in executor.execute(rows(**params), [[]] * ROWS)]
+    assert sum(a != b for a, b in zip(drawn, asked_for_more, strict=True)) <= 1
+    assert drawn[-8:] == free[-8:]
+    assert drawn != free
+    for i, token in enumerate(drawn[:-8]):
+        allowed = choices[i % len(choices)]
+        assert token in allowed if allowed else token is None
 
 
 def test_a_row_that_is_not_numbers_says_so_and_no_other_does(folder: Path) -> None:

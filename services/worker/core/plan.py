@@ -72,12 +72,23 @@ class Constraint(Protocol):
         ...
 
 
-def allowed_tokens(constraint: Constraint, vocab_size: int) -> np.ndarray | None:
-    """bool [vocab_size]; None if the constraint has failed."""
+def allowed_words(constraint: Constraint, vocab_size: int) -> np.ndarray:
+    """int32 [words of 32 tokens]: a bit per token that may come; none if the constraint has failed."""
     mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
     if not constraint.fill(mask):
-        return None
-    return np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size).view(bool)
+        mask.fill(0)
+    return mask
+
+
+def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """bool [vocab_size]."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little", count=vocab_size).view(bool)
+
+
+def allowed_tokens(constraint: Constraint, vocab_size: int) -> np.ndarray | None:
+    """bool [vocab_size]; None if the constraint has failed."""
+    words = allowed_words(constraint, vocab_size)
+    return unpacked(words, vocab_size) if words.any() else None
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from services.worker.core.plan import BatchRow, BlockCopy, Copy, Sampled
 from services.worker.model.backend import Draw, FlatStep, Logits, SequenceSpan
 from services.worker.model.choose import make_backend
 from services.worker.model.cuda.memory import measure_blocks
-from services.worker.model.masks import Masks
+from services.worker.model.masks import Masks, Words
 from services.worker.model.sampler import SampleRow, sample, score
 
 DEFAULT_POOL_BYTES = 2 << 30
@@ -115,20 +116,30 @@ class TorchExecutor:
     def execute(self, rows: list[BatchRow], banned: list[list[int]]) -> list[Sampled]:
         sampling = [row for row in rows if row.samples]
         wishes = [_sample_row(row, ban) for row, ban in zip(rows, banned, strict=True) if row.samples]
-        draws = [wish.draw if self.backend.draws or wish.greedy else None for wish in wishes]
+        draws = [self._draw(wish) for wish in wishes]
         more = [index for index, draw in enumerate(draws) if draw is None]
-        masks = self._masks.begin({at: sampling[index] for at, index in enumerate(more)})
-        logits = self._forward(rows, draws)
+        constraints = {i: row.sequence.constraint for i, row in enumerate(sampling) if row.sequence.constraint}
+        masks = self._masks.begin(constraints) if constraints else None
+        logits = self._forward(rows, draws, masks.words if masks and self.backend.masks else None)
         sampled = [Sampled(token if token >= 0 else None) for token in logits.chosen[: len(wishes)]]
         if more:
             assert logits.values is not None
-            chosen = sample(logits.values[more], [wishes[index] for index in more], masks.result(self._device))
+            allowed = masks.of(more, self._device) if masks else {}
+            chosen = sample(logits.values[more], [wishes[index] for index in more], allowed)
             for index, one in zip(more, chosen, strict=True):
                 sampled[index] = one
         self._answer_about_prompts(rows, sampling, logits)
         return sampled
 
-    def _forward(self, rows: list[BatchRow], draws: list[Draw | None]) -> Logits:
+    def _draw(self, wish: SampleRow) -> Draw | None:
+        """What the back end does of the sampling, if it can do all of it."""
+        if wish.constrained and not self.backend.masks:
+            return None
+        return wish.draw if self.backend.draws or wish.greedy else None
+
+    def _forward(
+        self, rows: list[BatchRow], draws: list[Draw | None], masks: Callable[[], Words] | None = None
+    ) -> Logits:
         """Of the rows that sample, then of the positions that are scored."""
         tokens: list[int] = []
         spans: list[SequenceSpan] = []
@@ -142,7 +153,7 @@ class TorchExecutor:
             if row.samples:
                 wanted.append(len(tokens) - 1)
         states = any(row.sequence.params.embed for row in rows)
-        step = FlatStep(tokens, spans, wanted + scored, draws + [None] * len(scored), states)
+        step = FlatStep(tokens, spans, wanted + scored, draws + [None] * len(scored), states, masks)
         logits = self.backend.forward(step)
         self.num_model_calls += 1
         self.num_rows += len(tokens)

@@ -1,8 +1,10 @@
 """What the executor asks of a way to run the model: a flat step in, logits out."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -39,7 +41,8 @@ class FlatStep:
     """All scheduled tokens of a step, one sequence after the other.
 
     tokens: [rows]. wanted: rows whose logits are sampled from. draws: for each of them; None where more is looked at
-    than a draw does. states: the last hidden states of the wanted rows are asked for.
+    than a draw does. states: the last hidden states of the wanted rows are asked for. masks: waits for what rows with a
+    draw may choose, by their place in `wanted`: int32, a bit per token; only for a back end that has `masks`.
     """
 
     tokens: list[int]
@@ -47,12 +50,13 @@ class FlatStep:
     wanted: list[int]
     draws: list[Draw | None]
     states: bool = False
+    masks: Callable[[], Mapping[int, np.ndarray]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
     """Of the wanted rows. chosen: the token drawn, or else the most likely, the first of equals; -1 where the logits
-    are not all numbers.
+    are not all numbers, or where nothing may be chosen.
 
     values: [wanted, vocabulary] float32; there may be none if all are drawn. states: [wanted, hidden], after the last
     norm, if they were asked for.
@@ -85,7 +89,8 @@ class Backend(Protocol):
 
     caches: per layer (keys, values), block first, so that blocks can be copied without knowing what is inside.
     block_bytes: of one KV block over all layers. batch_invariant: a row's bits depend on nothing else in the step.
-    has_own_threads: it does not use those of torch. draws: it can do so at any temperature, not only at 0.
+    has_own_threads: it does not use those of torch. draws: it can do so at any temperature, not only at 0; masks: and
+    under a constraint.
     """
 
     caches: Caches
@@ -93,6 +98,7 @@ class Backend(Protocol):
     batch_invariant: bool
     has_own_threads: bool
     draws: bool
+    masks: bool
 
     def allocate(self, num_blocks: int) -> None:
         """Make the cache, in the place of one that was there. Called before any step."""

@@ -25,6 +25,7 @@ class ReferenceBackend:
 
     has_own_threads = False
     draws = False
+    masks = False
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, block_size: int) -> None:
         config: Any = model.config

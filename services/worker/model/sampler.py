@@ -43,10 +43,10 @@ class SampleRow:
 
     @property
     def draw(self) -> Draw | None:
-        """The whole of it, if nothing is asked of the logits but a token at a temperature."""
+        """The whole of it, but for a constraint, if nothing is asked of the logits but a token at a temperature."""
         params = self.params
         changed = params.logit_bias or params.presence_penalty or params.frequency_penalty or self.banned
-        if changed or self.constrained or params.logprobs is not None or params.repetition_penalty != 1.0:
+        if changed or params.logprobs is not None or params.repetition_penalty != 1.0:
             return None
         return Draw(0.0) if self.greedy else self.by_temperature
 

@@ -68,6 +68,7 @@ class _Draw(Structure):
         ("uniform", c_double),
         *((name, c_float) for name in ("sharpness", "top_p", "min_p")),
         ("top_k", c_int32),
+        ("allowed", c_void_p),
     ]
 
 
@@ -94,6 +95,7 @@ class CpuDecoder:
     batch_invariant = True
     has_own_threads = True
     draws = True
+    masks = True
 
     def __init__(self, model: Any, weights: str, block_size: int, max_model_len: int, threads: int) -> None:
         self._decoder: Any = None
@@ -210,8 +212,8 @@ class CpuDecoder:
             spans.extend((span.start, span.length, span.context, len(tables)))
             tables.extend(span.block_table)
         chosen = array("i", wanted)
-        drawn = any(draw is not None and draw.temperature for draw in step.draws)
-        draws = (_Draw * len(wanted))(*map(_described, step.draws)) if drawn else None
+        drawn = step.masks is not None or any(draw is not None and draw.temperature for draw in step.draws)
+        draws = (_Draw * len(wanted))(*map(_described, step.draws if drawn else ()))
         logits = torch.empty((len(wanted), self._model.head.columns)) if None in step.draws else None
         states = torch.empty((len(wanted), self._model.hidden)) if step.states else None
         arguments = _Step(
@@ -223,11 +225,19 @@ class CpuDecoder:
             wanted=wanted.buffer_info()[0],
             num_wanted=len(wanted),
             logits=None if logits is None else logits.data_ptr(),
-            draws=None if draws is None else ctypes.addressof(draws),
+            draws=ctypes.addressof(draws) if drawn else None,
             chosen=chosen.buffer_info()[0],
             states=None if states is None else states.data_ptr(),
         )
-        self._library.orca_decoder_step(self._decoder, byref(arguments))  # without the interpreter's lock
+        # These run without the interpreter's lock.
+        if step.masks is None:
+            self._library.orca_decoder_step(self._decoder, byref(arguments))
+        else:
+            self._library.orca_decoder_begin(self._decoder, byref(arguments))
+            masks = step.masks()  # made meanwhile; kept until they have been read
+            for row, words in masks.items():
+                draws[row].allowed = words.ctypes.data
+            self._library.orca_decoder_choose(self._decoder, byref(arguments))
         return Logits(chosen.tolist(), None if logits is None else logits[:, : self._vocab_size], states)
 
     def products(self, rows: int, wanted: int) -> None:
@@ -276,7 +286,8 @@ def check(model: Any, weights: str, block_size: int) -> None:
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.orca_decoder_new.argtypes = [POINTER(_Model), ctypes.c_int]
     library.orca_decoder_new.restype = c_void_p
-    library.orca_decoder_step.argtypes = [c_void_p, POINTER(_Step)]
+    for name in ("step", "begin", "choose"):
+        getattr(library, f"orca_decoder_{name}").argtypes = [c_void_p, POINTER(_Step)]
     library.orca_decoder_products.argtypes = [c_void_p, ctypes.c_long, ctypes.c_long]
     library.orca_decoder_delete.argtypes = [c_void_p]
     return library

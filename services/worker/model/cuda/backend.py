@@ -53,6 +53,7 @@ class CudaBackend:
     batch_invariant = False
     has_own_threads = False
     draws = True
+    masks = False
 
     def __init__(self, model: Any, shape: AttentionShape, make_attention: MakeAttention, capture: Capture) -> None:
         self._model = model

@@ -81,7 +81,7 @@ struct Best {
       _mm512_store_ps(value, _mm512_mask_mov_ps(before, larger, logits));
       _mm512_store_si512(token, _mm512_mask_mov_epi32(_mm512_load_si512(token), larger, lanes));
     }
-    if (_mm512_mask_cmp_ps_mask(valid, logits, logits, _CMP_UNORD_Q)) numbers = 0;
+    if (_mm512_cmp_ps_mask(logits, logits, _CMP_UNORD_Q)) numbers = 0;
   }
 };
 
@@ -95,6 +95,8 @@ class Decoder {
   Decoder(const OrcaModel& model, int threads) : m(model), team(threads) {}
   virtual ~Decoder() = default;
   virtual void step(const OrcaStep& step) = 0;
+  virtual void begin(const OrcaStep& step) = 0;
+  virtual void choose(const OrcaStep& step) = 0;
   virtual void products(long rows, long wanted) = 0;
 
  protected:
@@ -112,13 +114,19 @@ class DecoderOf final : public Decoder {
   ~DecoderOf() override { team.begin(0); }
 
   void step(const OrcaStep& s) override {
-    team.begin(m.num_layers * PHASES + PHASES);
-    plan(s);
-    team.run([this, s](Team::Member& member) {
-      embed(member, s);
-      for (long i = 0; i < m.num_layers; ++i) layer(member, s, i);
+    run(s, [this, s](Team::Member& member) {
+      layers(member, s);
       logits(member, s);
     });
+  }
+
+  void begin(const OrcaStep& s) override {
+    run(s, [this, s](Team::Member& member) { layers(member, s); });
+  }
+
+  void choose(const OrcaStep& s) override {
+    team.begin(PHASES);
+    team.run([this, s](Team::Member& member) { logits(member, s); });
   }
 
   // Only the matrix products of a step of so many rows, on whatever is in the buffers: what a step is measured against.
@@ -274,6 +282,17 @@ class DecoderOf final : public Decoder {
     calls *= chunks * std::min(blocks - 1, BLOCKS_AHEAD);
     if (calls == 0) to_come.clear();
     rate = std::clamp(1.2f * 2 * (float)to_come.size() / (float)calls, 0.25f, 1.0f);
+  }
+
+  void run(const OrcaStep& s, Team::Job job) {
+    team.begin(m.num_layers * PHASES + PHASES);
+    plan(s);
+    team.run(std::move(job));
+  }
+
+  void layers(Team::Member& member, const OrcaStep& s) {
+    embed(member, s);
+    for (long i = 0; i < m.num_layers; ++i) layer(member, s, i);
   }
 
   void embed(Team::Member& member, const OrcaStep& s) {
@@ -432,8 +451,8 @@ class DecoderOf final : public Decoder {
     Best* own = &best[member.index * s.num_wanted];
     float* const kept = s.logits ? s.logits : s.draws ? held.data() : nullptr;
     apply<W>(member, m.head, normed.rows(m.hidden), 0, s.num_wanted, ahead[member.index], [&](long row, long panel, __m512 a, __m512 b) {
-      const long first = panel * PANEL, left = m.vocabulary - first;
-      const uint32_t valid = left >= PANEL ? ~0u : (1u << left) - 1;
+      const long first = panel * PANEL;
+      const uint32_t valid = allowed_of(s.draws ? s.draws[row].allowed : nullptr, first, m.vocabulary);
       own[row].see(a, first, (__mmask16)valid);
       own[row].see(b, first + LANES, (__mmask16)(valid >> LANES));
       if (kept == nullptr) return;
@@ -494,6 +513,11 @@ void* orca_decoder_new(const OrcaModel* model, int threads) {
 }
 
 void orca_decoder_step(void* decoder, const OrcaStep* step) { ((Decoder*)decoder)->step(*step); }
+
+// The same in two: what `draws` say is looked at in the second only.
+void orca_decoder_begin(void* decoder, const OrcaStep* step) { ((Decoder*)decoder)->begin(*step); }
+
+void orca_decoder_choose(void* decoder, const OrcaStep* step) { ((Decoder*)decoder)->choose(*step); }
 
 void orca_decoder_products(void* decoder, long rows, long wanted) { ((Decoder*)decoder)->products(rows, wanted); }
 

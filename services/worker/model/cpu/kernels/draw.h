@@ -9,23 +9,31 @@
 namespace orca {
 
 // The fields are those of a ctypes structure in decoder.py. sharpness: 1 / temperature; 0 takes the largest. uniform: in
-// [0, 1). top_k: 0 is all; top_p, min_p: as of the OpenAI API and its kin; 1 and 0 are all.
+// [0, 1). top_k: 0 is all; top_p, min_p: as of the OpenAI API and its kin; 1 and 0 are all. allowed: a bit per token that
+// may be chosen, or null if all may.
 struct Draw {
   double uniform;
   float sharpness, top_p, min_p;
   int32_t top_k;
+  const uint32_t* allowed;
 };
+
+// Which of the tokens first .. first + 31 there are and may be chosen.
+ORCA_INLINE uint32_t allowed_of(const uint32_t* allowed, long first, long vocabulary) {
+  const long left = vocabulary - first;
+  return (left >= 32 ? ~0u : (1u << left) - 1) & (allowed ? allowed[first / 32] : ~0u);
+}
 
 // Weights of a row's tokens: powers of two of what is left of the largest logit, at the temperature. The largest is 1.
 class Weights {
  public:
-  Weights(const float* logits, long vocabulary, float most, float sharpness)
-      : logits_(logits), vocabulary_(vocabulary), most_(_mm512_set1_ps(most)),
-        power_(_mm512_set1_ps(sharpness * 1.44269504f)) {}
+  Weights(const float* logits, long vocabulary, float most, const Draw& draw)
+      : logits_(logits), allowed_(draw.allowed), vocabulary_(vocabulary), most_(_mm512_set1_ps(most)),
+        power_(_mm512_set1_ps(draw.sharpness * 1.44269504f)) {}
 
   long size() const { return vocabulary_; }
-  __mmask16 valid(long i) const { return i + LANES <= vocabulary_ ? 0xffff : (1u << (vocabulary_ - i)) - 1; }
-  // Of tokens i .. i + 15; zero beyond the vocabulary.
+  __mmask16 valid(long i) const { return (__mmask16)(allowed_of(allowed_, i / 32 * 32, vocabulary_) >> i % 32); }
+  // Of tokens i .. i + 15; zero where they are not valid.
   ORCA_INLINE __m512 at(long i) const {
     const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(logits_ + i), most_), power_);
     return _mm512_maskz_mov_ps(valid(i), exp2_512<F32>(_mm512_max_ps(x, _mm512_set1_ps(-150.0f))));
@@ -33,6 +41,7 @@ class Weights {
 
  private:
   const float* logits_;
+  const uint32_t* allowed_;
   const long vocabulary_;
   const __m512 most_, power_;
 };
@@ -53,8 +62,9 @@ inline std::vector<double> span_sums(const Weights& weights) {
 // Over all tokens in the order of their ids: which span, then which token of it.
 inline int32_t draw_plain(const Weights& weights, const std::vector<double>& sums, double total, double uniform) {
   double left = uniform * total;
-  size_t span = 0;
-  while (span + 1 < sums.size() && left >= sums[span]) left -= sums[span++];
+  size_t span = 0, last_span = sums.size() - 1;
+  while (last_span > 0 && sums[last_span] <= 0) --last_span;  // nothing there may be chosen
+  while (span < last_span && left >= sums[span]) left -= sums[span++];
   const long begin = span * SPAN, end = std::min(weights.size(), begin + SPAN);
   long last = begin;  // rounding may leave something at the span's very end: its last token that can be
   for (long i = begin; i < end; i += LANES) {
@@ -119,7 +129,7 @@ inline int32_t draw_filtered(const Weights& weights, double total, const Draw& d
 }
 
 inline int32_t draw_token(const float* logits, long vocabulary, float most, const Draw& draw) {
-  const Weights weights(logits, vocabulary, most, draw.sharpness);
+  const Weights weights(logits, vocabulary, most, draw);
   const std::vector<double> sums = span_sums(weights);
   double total = 0;
   for (const double sum : sums) total += sum;
