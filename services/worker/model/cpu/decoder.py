@@ -52,6 +52,7 @@ class _Model(Structure):
                 "intermediate",
                 "block_size",
                 "format",
+                "wide",
             )
         ),
         ("norm_eps", c_float),
@@ -97,10 +98,20 @@ class CpuDecoder:
     draws = True
     masks = True
 
-    def __init__(self, model: Any, weights: str, block_size: int, max_model_len: int, threads: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: str,
+        block_size: int,
+        max_model_len: int,
+        threads: int,
+        wide: bool | None = None,
+    ) -> None:
+        """wide: multiply bfloat16 as floats; None does so where it is faster."""
         self._decoder: Any = None
         check(model, weights, block_size)
         self._library = _declared(load_kernels())
+        self._wide = bool(self._library.orca_wide_is_faster()) if wide is None else wide
         self._threads = threads
         self._weights = weights
         self._kept: list[Any] = []  # what the structures point to
@@ -133,6 +144,7 @@ class CpuDecoder:
             intermediate=int(config.intermediate_size),
             block_size=block_size,
             format=FORMATS[self._weights][0],
+            wide=self._wide,
             norm_eps=float(config.rms_norm_eps),
             attention_scale=float(model.model.layers[0].self_attn.scaling) / math.log(2),
             layers=self._layers,

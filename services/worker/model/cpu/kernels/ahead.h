@@ -1,6 +1,5 @@
-// Keys and values of the next layer, fetched while the products of this one run: those are bound by arithmetic and leave
-// memory idle, attention is bound by memory. They come into the second cache and fall from there into the third; the
-// weights, fetched with a non-temporal hint, do not drive them out.
+// What is fetched into the caches while products run that are bound by arithmetic and leave memory idle: the weights of
+// the next panel, and the keys and values of the next layer.
 #pragma once
 #include <vector>
 
@@ -9,14 +8,34 @@
 namespace orca {
 
 constexpr long AHEAD_LINES = 16;  // of a piece: as many as a product's inner loop takes steps for it
+constexpr long AHEAD_BYTES = 64 * AHEAD_LINES;
 
-// One thread's share of the pieces, handed out a few at a time so that they are spread over the layer's products.
+// How many pieces are due with each call: a rate of at most one.
+class Pace {
+ public:
+  void set(float rate) {
+    rate_ = rate;
+    credit_ = 0;
+  }
+  ORCA_INLINE bool due() {
+    credit_ += rate_;
+    if (credit_ < 1) return false;
+    credit_ -= 1;
+    return true;
+  }
+
+ private:
+  float rate_ = 0, credit_ = 0;
+};
+
+// One thread's share, handed out a few lines at a time so that they are spread over the products.
 class Ahead {
  public:
   void clear() { left_ = 0; }
   bool any() const { return left_ > 0; }
 
-  // Every `stride`-th piece from `first` on. rate: pieces a call, at most one.
+  // Every `stride`-th piece of the next layer's cache from `first` on. They come into the second cache and fall from there
+  // into the third. rate: pieces a call, at most one.
   void aim(const void* keys, const void* values, const std::vector<size_t>& offsets, size_t first, size_t stride, float rate) {
     bases_[0] = (const char*)keys;
     bases_[1] = (const char*)values;
@@ -24,27 +43,41 @@ class Ahead {
     place_ = first;
     stride_ = stride;
     left_ = offsets.size() * 2 <= first ? 0 : (offsets.size() * 2 - first + stride - 1) / stride;
-    rate_ = rate;
-    credit_ = 0;
+    pace_.set(rate);
   }
 
-  // Where the next piece is; when none is due, somewhere harmless.
-  ORCA_INLINE const char* next() {
-    credit_ += rate_;
-    if (left_ == 0 || credit_ < 1) return nowhere_;
-    credit_ -= 1;
+  // The panel that this thread multiplies next, over so many calls; null: none.
+  void aim_weights(const uint8_t* panel, long bytes, long calls) {
+    const long pieces = panel ? (bytes + AHEAD_BYTES - 1) / AHEAD_BYTES : 0;
+    weights_ = (const char*)panel;
+    end_ = weights_ + pieces * AHEAD_BYTES;
+    weights_pace_.set(calls > pieces ? 1.05f * (float)pieces / (float)calls : 1.0f);
+  }
+
+  // Where the next lines are; when none are due, somewhere harmless.
+  ORCA_INLINE Fetch next() { return {next_weights(), next_cache()}; }
+
+ private:
+  ORCA_INLINE const char* next_weights() {
+    if (weights_ == end_ || !weights_pace_.due()) return nowhere_;
+    const char* piece = weights_;
+    weights_ += AHEAD_BYTES;
+    return piece;
+  }
+  ORCA_INLINE const char* next_cache() {
+    if (left_ == 0 || !pace_.due()) return nowhere_;
     --left_;
     const char* piece = bases_[place_ % 2] + offsets_[place_ / 2];
     place_ += stride_;
     return piece;
   }
 
- private:
   const char* bases_[2] = {};
   const size_t* offsets_ = nullptr;
   size_t place_ = 0, stride_ = 1, left_ = 0;
-  float rate_ = 0, credit_ = 0;
-  alignas(64) char nowhere_[64 * AHEAD_LINES];
+  Pace pace_, weights_pace_;
+  const char *weights_ = nullptr, *end_ = nullptr;
+  alignas(64) char nowhere_[AHEAD_BYTES];
 };
 
 }  // namespace orca

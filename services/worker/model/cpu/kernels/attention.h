@@ -14,8 +14,8 @@ namespace orca {
 // A layer's cache: [blocks][kv_heads][head_dim x block_size] elements for keys, the same for values.
 template <class T>
 struct Cache {
-  typename T::Elem* keys;
-  typename T::Elem* values;
+  typename T::Kept::Elem* keys;
+  typename T::Kept::Elem* values;
   int64_t kv_heads, head_dim, block_size;
 
   // The 16 positions that begin at `position`, of a sequence with this block table.
@@ -27,11 +27,11 @@ struct Cache {
 
 // Write one position; the first of 16 clears all of them, so that what a block held before is never met.
 template <class T>
-void remember(const Cache<T>& cache, const int32_t* table, long position, long head, const typename T::Elem* key,
-              const typename T::Elem* value) {
+void remember(const Cache<T>& cache, const int32_t* table, long position, long head, const typename T::Kept::Elem* key,
+              const typename T::Kept::Elem* value) {
   const size_t group = cache.group(table, position, head);
   const long slot = position % LANES, dim = cache.head_dim;
-  typename T::Elem *keys = cache.keys + group, *values = cache.values + group;
+  typename T::Kept::Elem *keys = cache.keys + group, *values = cache.values + group;
   if (slot == 0) {
     memset(keys, 0, dim * LANES * sizeof(*keys));
     memset(values, 0, dim * LANES * sizeof(*values));
@@ -70,38 +70,43 @@ class Scratch {
     query_.resize(MAX_ROWS * head_dim);
   }
   float* scores() { return scores_.data(); }
-  typename T::Elem* weights() { return weights_.data(); }
-  typename T::Elem* query() { return query_.data(); }
+  typename T::Row::Elem* weights() { return weights_.data(); }
+  typename T::Row::Elem* query() { return query_.data(); }
 
  private:
   std::vector<float> scores_;
-  std::vector<typename T::Elem> weights_, query_;
+  std::vector<typename T::Row::Elem> weights_, query_;
 };
 
-// GROUPS groups of 16 keys at once: enough chains of sums to hide the latency of one.
+// GROUPS groups of 16 keys at once, of all `groups`: enough chains of sums to hide the latency of one.
 template <class T, int ROWS, int GROUPS>
-ORCA_INLINE void score(const Cache<T>& cache, const int32_t* table, long head, long first, const typename T::Elem* query,
-                       float* scores, long width) {
+ORCA_INLINE void score(const Cache<T>& cache, const int32_t* table, long head, long first, long groups,
+                       const typename T::Row::Elem* query, float* scores, long width) {
   const long steps = cache.head_dim / T::STEP;
   const uint8_t* keys[GROUPS];
+  const char *values[GROUPS], *next[GROUPS];  // what is wanted next: the values of these keys, and the keys after them
   for (int g = 0; g < GROUPS; ++g) {
     const size_t group = cache.group(table, (first + g) * LANES, head);
     keys[g] = (const uint8_t*)(cache.keys + group);
-    const char* values = (const char*)(cache.values + group);  // wanted next
-    for (size_t line = 0; line < cache.head_dim * LANES * sizeof(typename T::Elem); line += 64)
-      _mm_prefetch(values + line, _MM_HINT_T1);
+    values[g] = (const char*)(cache.values + group);
+    next[g] = first + g + GROUPS < groups ? (const char*)(cache.keys + cache.group(table, (first + g + GROUPS) * LANES, head)) : values[g];
   }
   typename T::Acc acc[ROWS][GROUPS];
   for (int r = 0; r < ROWS; ++r)
     for (int g = 0; g < GROUPS; ++g) acc[r][g] = T::zero();
   const uint32_t* words = (const uint32_t*)query;
   for (long k = 0; k < steps; ++k) {
-    __m512i column[GROUPS];
+    typename T::Column column[GROUPS];
 #pragma GCC unroll 4
-    for (int g = 0; g < GROUPS; ++g) column[g] = _mm512_loadu_si512(keys[g] + 64 * k);
+    for (int g = 0; g < GROUPS; ++g) {
+      _mm_prefetch(values[g] + 64 * k, _MM_HINT_T1);
+      _mm_prefetch(next[g] + 64 * k, _MM_HINT_T0);
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < GROUPS; ++g) column[g] = T::column(_mm512_loadu_si512(keys[g] + 64 * k));
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
-      const __m512i word = _mm512_set1_epi32((int)words[r * steps + k]);
+      const typename T::Word word = T::word(words + (r * steps + k) * T::WORDS);
 #pragma GCC unroll 4
       for (int g = 0; g < GROUPS; ++g) acc[r][g] = T::dot(acc[r][g], word, column[g]);
     }
@@ -112,7 +117,7 @@ ORCA_INLINE void score(const Cache<T>& cache, const int32_t* table, long head, l
 
 // Scores (powers of two) of the first `visible` keys to weights that sum to the returned value; the rest of `width` is zero.
 template <class T>
-float soften(const float* scores, typename T::Elem* weights, long visible, long width) {
+float soften(const float* scores, typename T::Row::Elem* weights, long visible, long width) {
   const __m512 lowest = _mm512_set1_ps(-INFINITY);
   const long full = visible / LANES * LANES;
   const __mmask16 last = (__mmask16)((1u << (visible - full)) - 1);
@@ -122,13 +127,13 @@ float soften(const float* scores, typename T::Elem* weights, long visible, long 
   const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
   __m512 sum = _mm512_setzero_ps();
   const auto weigh = [&](long i, __m512 weight) {
-    T::store(weights + i, weight);
-    sum = _mm512_add_ps(sum, T::load(weights + i));  // as rounded, so that they sum to one
+    T::Row::store(weights + i, weight);
+    sum = _mm512_add_ps(sum, T::Row::load(weights + i));  // as rounded, so that they sum to one
   };
   for (long i = 0; i < full; i += LANES)
     weigh(i, exp2_512<T>(_mm512_sub_ps(_mm512_loadu_ps(scores + i), most)));
   if (last) weigh(full, _mm512_maskz_mov_ps(last, exp2_512<T>(_mm512_sub_ps(_mm512_loadu_ps(scores + full), most))));
-  for (long i = full + (last ? LANES : 0); i < width; i += LANES) T::store(weights + i, _mm512_setzero_ps());
+  for (long i = full + (last ? LANES : 0); i < width; i += LANES) T::Row::store(weights + i, _mm512_setzero_ps());
   return _mm512_reduce_add_ps(sum);
 }
 
@@ -139,8 +144,8 @@ void attend(const Cache<T>& cache, const int32_t* table, long head, long groups,
   constexpr int TOGETHER = ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
   long g = 0;
   for (; g + TOGETHER <= groups; g += TOGETHER)
-    score<T, ROWS, TOGETHER>(cache, table, head, g, scratch.query(), scratch.scores(), width);
-  for (; g < groups; ++g) score<T, ROWS, 1>(cache, table, head, g, scratch.query(), scratch.scores(), width);
+    score<T, ROWS, TOGETHER>(cache, table, head, g, groups, scratch.query(), scratch.scores(), width);
+  for (; g < groups; ++g) score<T, ROWS, 1>(cache, table, head, g, groups, scratch.query(), scratch.scores(), width);
   float norm[ROWS];
   for (int r = 0; r < ROWS; ++r)
     norm[r] = 1.0f / soften<T>(scratch.scores() + r * width, scratch.weights() + r * width, visible[r], width);
@@ -150,7 +155,7 @@ void attend(const Cache<T>& cache, const int32_t* table, long head, long groups,
     for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = T::zero();
     for (long group = 0; group < groups; ++group) {
       const auto* values = cache.values + cache.group(table, group * LANES, head) + panel * PANEL * LANES;
-      multiply<T, ROWS, 2>((const uint32_t*)scratch.weights() + group * steps, width / T::STEP, (const uint8_t*)values,
+      multiply<T, ROWS, 2>((const uint32_t*)scratch.weights() + group * steps * T::WORDS, width / T::STEP * T::WORDS, (const uint8_t*)values,
                            steps, acc);
     }
     for (int r = 0; r < ROWS; ++r) {

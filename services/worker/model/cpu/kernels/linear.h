@@ -17,18 +17,18 @@ struct Linear {
   int64_t inner;    // padded to STEP or GROUP
 };
 
-// The left side: rows of T::Elem, `inner` apart. scale: [rows][inner / GROUP], int8 only.
+// The left side: rows of T::Row, `inner` apart. scale: [rows][inner / GROUP], int8 only.
 template <class T>
 struct Rows {
-  typename T::Elem* data;
+  typename T::Row::Elem* data;
   float* scale;
   int64_t inner;
-  typename T::Elem* row(long r) const { return data + r * inner; }
+  typename T::Row::Elem* row(long r) const { return data + r * inner; }
 };
 
 constexpr int MAX_ROWS = 12;  // 24 of the 32 registers hold sums
 constexpr long ROWS_PER_TASK = 96;
-constexpr long BLOCKS_AHEAD = 2;  // of a task's blocks of rows, so many fetch ahead
+constexpr long BLOCKS_AHEAD = 2;  // of a task's blocks of rows, so many fetch the next layer's cache
 
 // int8 keeps two sets of sums in registers.
 template <class T>
@@ -36,14 +36,17 @@ constexpr long most_rows() {
   return std::is_same_v<T, I8> ? MAX_ROWS / 2 : MAX_ROWS;
 }
 
-// The first block of rows waits for the weights themselves.
-inline bool fetches_ahead(long block) { return block > 0 && block <= BLOCKS_AHEAD; }
+template <class T>
+long panel_bytes(const Linear& linear) {
+  if constexpr (std::is_same_v<T, I8>) return linear.inner / I8::GROUP * 128 * (I8::GROUP / I8::STEP + 1);
+  return linear.inner / T::STEP * 128;
+}
 
 // result[r] = row first + r x the panel. A function of its own, whatever follows: it is what takes long to compile.
-template <class T, int ROWS, bool FETCH>
+template <class T, int ROWS, bool LATER>
 __attribute__((noinline)) void panel_sums(const Linear& linear, const Rows<T>& in, long panel, long first, Ahead& ahead,
                                           __m512 (*result)[2]) {
-  const long steps = linear.inner / T::STEP;
+  const long steps = linear.inner / T::STEP, lda = steps * T::WORDS;
   const uint32_t* words = (const uint32_t*)in.row(first);
   __m512 sums[ROWS][2];
   for (int r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -58,7 +61,7 @@ __attribute__((noinline)) void panel_sums(const Linear& linear, const Rows<T>& i
         const __m512i start = _mm512_slli_epi32(_mm512_cvtepi16_epi32(_mm256_loadu_si256(head + z)), 7);
         for (int r = 0; r < ROWS; ++r) acc[r][z] = start;
       }
-      multiply<I8, ROWS, 2>(words, steps, weights + 128, group_steps, acc, FETCH ? ahead.next() : nullptr);
+      multiply<I8, ROWS, 2, LATER>(words, lda, weights + 128, group_steps, acc, LATER ? ahead.next() : Fetch{});
       for (int z = 0; z < 2; ++z) {
         const __m512 scale = from_bf16(_mm256_loadu_si256(head + 2 + z));
         for (int r = 0; r < ROWS; ++r) {
@@ -69,11 +72,11 @@ __attribute__((noinline)) void panel_sums(const Linear& linear, const Rows<T>& i
     }
   } else {
     const uint8_t* weights = linear.weights + panel * steps * 128;
-    if constexpr (FETCH) {
+    if constexpr (LATER) {
       for (long k = 0; k < steps; k += AHEAD_LINES)
-        multiply<T, ROWS, 2>(words + k, steps, weights + k * 128, std::min(AHEAD_LINES, steps - k), sums, ahead.next());
+        multiply<T, ROWS, 2, true>(words + k * T::WORDS, lda, weights + k * 128, std::min(AHEAD_LINES, steps - k), sums, ahead.next());
     } else {
-      multiply<T, ROWS, 2>(words, steps, weights, steps, sums);
+      multiply<T, ROWS, 2>(words, lda, weights, steps, sums);
     }
   }
   for (int r = 0; r < ROWS; ++r)
@@ -100,20 +103,23 @@ inline long chunks_of(long rows) { return (rows + ROWS_PER_TASK - 1) / ROWS_PER_
 template <class T, class Crew, class Out>
 void apply(Crew& crew, const Linear& linear, const Rows<T>& in, long begin, long end, Ahead& ahead, const Out& out) {
   const long rows = end - begin, chunks = chunks_of(rows);
-  crew.each(linear.columns / PANEL * chunks, [&](long task) {
-    const long panel = task / chunks, chunk = task % chunks;
+  crew.each_with_next(linear.columns / PANEL * chunks, [&](long task, long next) {
+    const long panel = task / chunks, chunk = task % chunks, next_panel = next / chunks;
     long first = begin + rows * chunk / chunks;
     const long end = begin + rows * (chunk + 1) / chunks;
     const long blocks = (end - first + most_rows<T>() - 1) / most_rows<T>();
     __m512 sums[MAX_ROWS][2], bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     if (linear.bias)
       for (int z = 0; z < 2; ++z) bias[z] = _mm512_loadu_ps(linear.bias + panel * PANEL + z * LANES);
+    const bool is_new = next_panel != panel && next_panel < linear.columns / PANEL;
+    ahead.aim_weights(is_new ? linear.weights + next_panel * panel_bytes<T>(linear) : nullptr, panel_bytes<T>(linear),
+                      (blocks - 1) * (linear.inner / T::STEP / AHEAD_LINES));
     for (long block = 0; block < blocks; ++block) {
       const long left = blocks - block;
       const int count = (int)((end - first + left - 1) / left);
-      const bool fetch = fetches_ahead(block) && ahead.any();
+      // The first block of rows waits for the weights themselves.
       with_rows(count, [&](auto n) {
-        fetch ? panel_sums<T, n.value, true>(linear, in, panel, first, ahead, sums)
+        block > 0 ? panel_sums<T, n.value, true>(linear, in, panel, first, ahead, sums)
               : panel_sums<T, n.value, false>(linear, in, panel, first, ahead, sums);
       });
       for (int r = 0; r < count; ++r, ++first)

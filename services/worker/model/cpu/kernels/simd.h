@@ -1,7 +1,7 @@
 // Number formats: how a 4-byte word of a row meets a 64-byte register of 16 columns.
 //
 // In every format a register of packed weights holds 16 columns x STEP consecutive inner elements, and a row gives a
-// 4-byte word of STEP elements: one float, two bfloat16 or four int8. So one loop serves all of them, and each output
+// 4-byte word (or two) of STEP elements: one float, two bfloat16 or four int8. So one loop serves all of them, and each output
 // is one chain of sums in the order of the inner dimension: its bits do not depend on the number of rows.
 #pragma once
 #include <immintrin.h>
@@ -21,41 +21,88 @@ ORCA_INLINE __m512 from_bf16(__m256i value) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(value), 16));
 }
 
-struct F32 {
+// Numbers in memory, 16 of which are a register of floats.
+struct Single {
   using Elem = float;
-  using Acc = __m512;
-  static constexpr int STEP = 1;
-  static ORCA_INLINE Acc zero() { return _mm512_setzero_ps(); }
-  static ORCA_INLINE Acc dot(Acc acc, __m512i word, __m512i weights) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(word), _mm512_castsi512_ps(weights), acc);
-  }
   static ORCA_INLINE __m512 load(const Elem* from) { return _mm512_loadu_ps(from); }
   static ORCA_INLINE void store(Elem* to, __m512 value) { _mm512_storeu_ps(to, value); }
-  static ORCA_INLINE Elem one(float value) { return value; }
 };
 
-struct BF16 {
+struct Half {  // bfloat16
   using Elem = uint16_t;
-  using Acc = __m512;
-  static constexpr int STEP = 2;
-  static ORCA_INLINE Acc zero() { return _mm512_setzero_ps(); }
-  static ORCA_INLINE Acc dot(Acc acc, __m512i word, __m512i weights) {
-    return _mm512_dpbf16_ps(acc, (__m512bh)word, (__m512bh)weights);
-  }
   static ORCA_INLINE __m512 load(const Elem* from) { return from_bf16(_mm256_loadu_si256((const __m256i*)from)); }
   static ORCA_INLINE void store(Elem* to, __m512 value) {
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(value));
   }
 };
 
+// Row: what rows are made of; Kept: what weights and caches are. WORDS: of a row for STEP inner elements.
+struct F32 {
+  using Row = Single;
+  using Kept = Single;
+  using Acc = __m512;
+  using Word = __m512;
+  using Column = __m512;
+  static constexpr int STEP = 1, WORDS = 1;
+  static ORCA_INLINE Acc zero() { return _mm512_setzero_ps(); }
+  static ORCA_INLINE Word word(const uint32_t* at) { return _mm512_castsi512_ps(_mm512_set1_epi32((int)*at)); }
+  static ORCA_INLINE Column column(__m512i weights) { return _mm512_castsi512_ps(weights); }
+  static ORCA_INLINE Acc dot(Acc acc, Word word, Column column) { return _mm512_fmadd_ps(word, column, acc); }
+};
+
+struct BF16 {
+  using Row = Half;
+  using Kept = Half;
+  using Acc = __m512;
+  using Word = __m512bh;
+  using Column = __m512bh;
+  static constexpr int STEP = 2, WORDS = 1;
+  static ORCA_INLINE Acc zero() { return _mm512_setzero_ps(); }
+  static ORCA_INLINE Word word(const uint32_t* at) { return (Word)_mm512_set1_epi32((int)*at); }
+  static ORCA_INLINE Column column(__m512i weights) { return (Column)weights; }
+  static ORCA_INLINE Acc dot(Acc acc, Word word, Column column) { return _mm512_dpbf16_ps(acc, word, column); }
+};
+
+// The same weights, by products of floats: where a processor takes four times as long for one of bfloat16 as for one of
+// those, which do half as much. Rows are not rounded.
+struct WideBF16 {
+  using Row = Single;
+  using Kept = Half;
+  using Acc = __m512;
+  struct Pair {
+    __m512 even, odd;
+  };
+  using Word = Pair;
+  using Column = Pair;
+  static constexpr int STEP = 2, WORDS = 2;
+  static ORCA_INLINE Acc zero() { return _mm512_setzero_ps(); }
+  static ORCA_INLINE Word word(const uint32_t* at) { return {F32::word(at), F32::word(at + 1)}; }
+  static ORCA_INLINE Column column(__m512i weights) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(weights, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(weights, _mm512_set1_epi32((int)0xffff0000)))};
+  }
+  static ORCA_INLINE Acc dot(Acc acc, const Word& word, const Column& column) {
+    return _mm512_fmadd_ps(word.odd, column.odd, _mm512_fmadd_ps(word.even, column.even, acc));
+  }
+};
+
 // Rows are unsigned (value + 128), weights signed; the sum that the 128 adds is known per column and taken off. Every
 // GROUP inner elements have scales of their own, for the row and for the column.
 struct I8 {
-  using Elem = uint8_t;
+  struct Row {
+    using Elem = uint8_t;
+  };
   using Acc = __m512i;
-  static constexpr int STEP = 4, GROUP = 64;
+  using Word = __m512i;
+  using Column = __m512i;
+  static constexpr int STEP = 4, WORDS = 1, GROUP = 64;
   static ORCA_INLINE Acc zero() { return _mm512_setzero_si512(); }
-  static ORCA_INLINE Acc dot(Acc acc, __m512i word, __m512i weights) { return _mm512_dpbusd_epi32(acc, word, weights); }
+  static ORCA_INLINE Word word(const uint32_t* at) { return _mm512_set1_epi32((int)*at); }
+  static ORCA_INLINE Column column(__m512i weights) { return weights; }
+  static ORCA_INLINE Acc dot(Acc acc, Word word, Column column) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(word), "v"(column));  // the intrinsic copies acc back and forth (GCC 12)
+    return acc;
+  }
 };
 
 // 2^x for x <= 0 or not far above; within two units of the last place of T's kind of attention weight.
@@ -87,25 +134,48 @@ ORCA_INLINE __m512 silu512(__m512 x) {
   return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exp2_512<F32>(power)));
 }
 
-// acc[r][z] += row r of `a` x register z of the panel, for `steps` words. lda: words from one row to the next.
-// ahead: if not null, where a line is fetched from with each word.
-template <class T, int ROWS, int REGS>
+// Whether weights pass by the caches. On AMD's processors they then leave them to others; on Intel's they come at half
+// the speed.
+inline const bool pass_by = !__builtin_cpu_is("intel");
+
+// Where lines are fetched from, one with each step, beside the product's own.
+struct Fetch {
+  const char *weights, *cache;
+};
+
+// acc[r][z] += row r of `a` x register z of the panel, for `steps` steps. lda: words from one row to the next. LATER: the
+// panel is in the caches, and what is in `fetch` shall come there.
+template <class T, int ROWS, int REGS, bool LATER = false>
 ORCA_INLINE void multiply(const uint32_t* a, ptrdiff_t lda, const uint8_t* weights, long steps,
-                          typename T::Acc (&acc)[ROWS][REGS], const char* ahead = nullptr) {
+                          typename T::Acc (&acc)[ROWS][REGS], Fetch fetch = {}) {
+  typename T::Acc sum[ROWS][REGS];  // a fetch makes the compiler write down whatever others could see
+  for (int r = 0; r < ROWS; ++r)
+    for (int z = 0; z < REGS; ++z) sum[r][z] = acc[r][z];
   for (long k = 0; k < steps; ++k, weights += 64 * REGS) {
-    if (ahead) _mm_prefetch(ahead + 64 * k, _MM_HINT_T1);
-    __m512i column[REGS];
+    typename T::Column column[REGS];
 #pragma GCC unroll 4
-    for (int z = 0; z < REGS; ++z) column[z] = _mm512_loadu_si512(weights + 64 * z);
+    for (int z = 0; z < REGS; ++z) column[z] = T::column(_mm512_loadu_si512(weights + 64 * z));
 #pragma GCC unroll 4
-    for (int z = 0; z < REGS; ++z) _mm_prefetch((const char*)weights + 2048 + 64 * z, _MM_HINT_NTA);
+    for (int z = 0; z < REGS; ++z) {
+      if (pass_by) {
+        _mm_prefetch((const char*)weights + 2048 + 64 * z, _MM_HINT_NTA);
+      } else if (!LATER) {
+        _mm_prefetch((const char*)weights + 2048 + 64 * z, _MM_HINT_T0);
+      }
+    }
+    if constexpr (LATER) {
+      _mm_prefetch(fetch.cache + 64 * k, _MM_HINT_T1);
+      if (!pass_by) _mm_prefetch(fetch.weights + 64 * k, _MM_HINT_T1);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
-      const __m512i word = _mm512_set1_epi32((int)a[r * lda + k]);
+      const typename T::Word word = T::word(a + r * lda + k * T::WORDS);
 #pragma GCC unroll 4
-      for (int z = 0; z < REGS; ++z) acc[r][z] = T::dot(acc[r][z], word, column[z]);
+      for (int z = 0; z < REGS; ++z) sum[r][z] = T::dot(sum[r][z], word, column[z]);
     }
   }
+  for (int r = 0; r < ROWS; ++r)
+    for (int z = 0; z < REGS; ++z) acc[r][z] = sum[r][z];
 }
 
 }  // namespace orca

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -31,6 +32,21 @@ class Team {
       team_.until([&] { return phase.done.load(std::memory_order_acquire) >= count; });
     }
 
+    // The same, and each task is told the one that the same member runs next; `count` if there is none.
+    template <class Task>
+    void each_with_next(long count, Task&& task) {
+      Phase& phase = team_.phases_[next_++];
+      long mine = 0;
+      const auto claim = [&] { return std::min(phase.next.fetch_add(1, std::memory_order_relaxed), count); };
+      for (long i = claim(); i < count; ++mine) {
+        const long next = claim();
+        task(i, next);
+        i = next;
+      }
+      if (mine) phase.done.fetch_add(mine, std::memory_order_release);
+      team_.until([&] { return phase.done.load(std::memory_order_acquire) >= count; });
+    }
+
     const int index;
 
    private:
@@ -45,6 +61,10 @@ class Team {
     template <class Task>
     void each(long count, Task&& task) {
       for (long i = 0; i < count; ++i) task(i);
+    }
+    template <class Task>
+    void each_with_next(long count, Task&& task) {
+      for (long i = 0; i < count; ++i) task(i, i + 1);
     }
   };
 
