@@ -137,9 +137,32 @@ float soften(const float* scores, typename T::Row::Elem* weights, long visible, 
   return _mm512_reduce_add_ps(sum);
 }
 
+// The first keys of what is attended next, fetched line by line while this one's values are summed.
+template <class T>
+class Upcoming {
+ public:
+  void aim(const Cache<T>& cache, const int32_t* table, long head, long groups) {
+    count_ = std::min(groups, MOST);
+    for (long g = 0; g < count_; ++g) keys_[g] = (const char*)(cache.keys + cache.group(table, g * LANES, head));
+    lines_ = cache.head_dim * LANES * sizeof(typename T::Kept::Elem) / 64;
+    next_ = 0;
+  }
+  // `lines` more; when there are none, what was last fetched.
+  const char* next(long lines) {
+    const char* at = next_ < count_ * lines_ ? keys_[next_ / lines_] + next_ % lines_ * 64 : last_;
+    next_ += lines;
+    return last_ = at;
+  }
+
+ private:
+  static constexpr long MOST = 4;  // as many groups as are scored together
+  const char *keys_[MOST], *last_ = nullptr;
+  long count_, lines_, next_;
+};
+
 template <class T, int ROWS, class Out>
 void attend(const Cache<T>& cache, const int32_t* table, long head, long groups, const long* visible, Scratch<T>& scratch,
-            const Out& out) {
+            Upcoming<T>& upcoming, const Out& out) {
   const long width = groups * LANES, dim = cache.head_dim;
   constexpr int TOGETHER = ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
   long g = 0;
@@ -155,8 +178,9 @@ void attend(const Cache<T>& cache, const int32_t* table, long head, long groups,
     for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = T::zero();
     for (long group = 0; group < groups; ++group) {
       const auto* values = cache.values + cache.group(table, group * LANES, head) + panel * PANEL * LANES;
-      multiply<T, ROWS, 2>((const uint32_t*)scratch.weights() + group * steps * T::WORDS, width / T::STEP * T::WORDS, (const uint8_t*)values,
-                           steps, acc);
+      const char* lines = upcoming.next(steps);
+      multiply<T, ROWS, 2, true>((const uint32_t*)scratch.weights() + group * steps * T::WORDS, width / T::STEP * T::WORDS,
+                                 (const uint8_t*)values, steps, acc, {lines, lines});
     }
     for (int r = 0; r < ROWS; ++r) {
       const __m512 scale = _mm512_set1_ps(norm[r]);

@@ -308,7 +308,9 @@ class DecoderOf final : public Decoder {
     const Cache<A> cache{(typename A::Kept::Elem*)l.keys, (typename A::Kept::Elem*)l.values, m.kv_heads, m.head_dim, m.block_size};
     if (index == 0) ahead[member.index].clear();
     each_part(member, [&](auto& crew, const Part& part) { before_attention(crew, s, l, cache, part); });
-    member.each(tiles.size(), [&](long i) { attend_tile(s, cache, tiles[i], scratch[member.index]); });
+    member.each_with_next(tiles.size(), [&](long i, long next) {
+      attend_tile(s, cache, tiles[i], tiles[next < (long)tiles.size() ? next : i], scratch[member.index]);
+    });
     if (index + 1 < m.num_layers)
       ahead[member.index].aim((&l)[1].keys, (&l)[1].values, to_come, member.index, team.size(), rate);
     each_part(member, [&](auto& crew, const Part& part) { after_attention(crew, l, part); });
@@ -419,7 +421,9 @@ class DecoderOf final : public Decoder {
     }
   }
 
-  void attend_tile(const OrcaStep& s, const Cache<A>& cache, const Tile& tile, Scratch<A>& own) {
+  void attend_tile(const OrcaStep& s, const Cache<A>& cache, const Tile& tile, const Tile& next, Scratch<A>& own) {
+    Upcoming<A> upcoming;
+    upcoming.aim(cache, s.tables + s.spans[next.span].table, next.head, next.groups);
     const Span& span = s.spans[tile.span];
     const long shared = m.heads / m.kv_heads, dim = m.head_dim;
     long visible[MAX_ROWS], place[MAX_ROWS];
@@ -430,7 +434,7 @@ class DecoderOf final : public Decoder {
       memcpy(own.query() + r * dim, &queries[place[r]], dim * sizeof(typename A::Row::Elem));
     }
     with_rows(tile.count, [&](auto n) {
-      attend<A, n.value>(cache, s.tables + span.table, tile.head, tile.groups, visible, own,
+      attend<A, n.value>(cache, s.tables + span.table, tile.head, tile.groups, visible, own, upcoming,
                          [&](int r, long d, __m512 a, __m512 b) {
                            if constexpr (QUANTISED) {
                              _mm512_storeu_ps(&wide_attended[place[r] + d], a);
