@@ -32,7 +32,6 @@ class Pace {
 class Ahead {
  public:
   void clear() { left_ = 0; }
-  bool any() const { return left_ > 0; }
 
   // Every `stride`-th piece of the next layer's cache from `first` on. They come into the second cache and fall from there
   // into the third. rate: pieces a call, at most one.

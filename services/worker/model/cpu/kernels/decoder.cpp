@@ -280,7 +280,7 @@ class DecoderOf final : public Decoder {
     const OrcaLayer& l = m.layers[0];
     for (const Linear* linear : {&l.qkv, &l.output, &l.gate_up, &l.down})
       calls += linear->columns / PANEL * (linear->inner / W::STEP / AHEAD_LINES);
-    calls *= chunks * std::min(blocks - 1, BLOCKS_AHEAD);
+    calls *= chunks * (blocks - 1);  // all blocks of rows but a panel's first
     if (calls == 0) to_come.clear();
     rate = std::clamp(1.2f * 2 * (float)to_come.size() / (float)calls, 0.25f, 1.0f);
   }

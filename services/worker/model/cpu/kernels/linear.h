@@ -28,7 +28,6 @@ struct Rows {
 
 constexpr int MAX_ROWS = 12;  // 24 of the 32 registers hold sums
 constexpr long ROWS_PER_TASK = 96;
-constexpr long BLOCKS_AHEAD = 2;  // of a task's blocks of rows, so many fetch the next layer's cache
 
 // int8 keeps two sets of sums in registers.
 template <class T>
