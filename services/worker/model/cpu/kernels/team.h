@@ -1,6 +1,6 @@
 // Threads that run one step together: all go through the same phases and take each phase's tasks one by one from a common
 // counter. A phase is over when its tasks are, not when everybody has come: a thread whose core is taken by another
-// process holds up the step only if it has a task in hand.
+// process holds up the step only if it has a task in hand, or claimed.
 #pragma once
 #include <immintrin.h>
 #include <sched.h>
