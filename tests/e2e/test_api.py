@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import select
+import socket
 from typing import Any
 
 import httpx
@@ -250,6 +252,28 @@ def test_headers_are_bounded(fake_up: Up) -> None:
     response = httpx.post(f"{fake_up.url}/v1/completions", content=b"{}", headers={"X-Large": "a" * 200_000})
     assert response.status_code == 431
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"POST /v1/completions HTTP/1.1\r\nX-Large: " + b"a" * 70_000, 431),
+        (b"CONNECT example:443 HTTP/1.1\r\nHost: example:443\r\n\r\n", 405),
+        (b"this is no HTTP\r\n\r\n", 400),
+    ],
+)
+def test_a_refused_client_that_goes_on_sending_hears_the_answer(fake_up: Up, start: bytes, status: int) -> None:
+    """The answer is there before the rest is sent: a server that closed then would have it thrown away."""
+    url = httpx.URL(fake_up.url)
+    with socket.create_connection((url.host, url.port), timeout=20) as client:
+        client.sendall(start)
+        assert select.select([client], [], [], 20)[0]
+        for _ in range(20):
+            client.sendall(b"a" * 10_000)
+        client.shutdown(socket.SHUT_WR)
+        head, _, body = b"".join(iter(lambda: client.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_a_message_of_all_private_use_characters(fake_up: Up) -> None:

@@ -13,6 +13,7 @@ REFUSAL = (
     b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
 )
 TOO_LARGE = REFUSAL % (b"431 Request Header Fields Too Large", b"the request headers are too large")
+MALFORMED = REFUSAL % (b"400 Bad Request", b"this is no valid HTTP request")
 # What follows its headers is no request, whatever it looks like.
 NO_TUNNEL = REFUSAL % (b"405 Method Not Allowed", b"this is no proxy")
 
@@ -21,6 +22,8 @@ NO_TUNNEL = REFUSAL % (b"405 Method Not Allowed", b"this is no proxy")
 IDLE_S = 6.0
 # A client that takes nothing for so long is cut off.
 STALL_S = 60.0
+# How long a refused client may go on sending. Closed at once, its kernel would throw the answer away unread.
+LINGER_S = 2.0
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -34,13 +37,14 @@ class BoundedConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.idle_since = time.monotonic()
-        self._stall: asyncio.TimerHandle | None = None
+        self._cut_off: asyncio.TimerHandle | None = None
+        self._refused = False
         self._received = 0  # bytes while headers were incomplete, whole reads
         self._header_bytes = 0  # bytes of complete headers
         self._in_headers = True
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self._in_headers:
             self._received += len(data)
@@ -48,27 +52,48 @@ class BoundedConnection(HttpToolsProtocol):
         if self._in_headers and self._received > MAX_HEADER_BYTES:
             self._refuse(TOO_LARGE)
 
+    def _is_over(self) -> bool:
+        return self._refused or self.transport.is_closing()
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse(self, answer: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(answer)
+        """Answer, say no more, and hear no more; or, where an earlier request's answer is under way, only break off."""
+        if self._is_over():
+            return
+        self._refused = True
+        if self._is_busy():
             self.transport.close()
+            return
+        self.transport.write(answer)
+        self.transport.write_eof()
+        self._cut_off_in(LINGER_S)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(MALFORMED)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(STALL_S, self.transport.abort)
+        self._cut_off_in(STALL_S)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unset_stall()
+        if not self._refused:
+            self._let_live()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unset_stall()
+        self._let_live()
         super().connection_lost(exc)
 
-    def _unset_stall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
+    def _cut_off_in(self, seconds: float) -> None:
+        self._let_live()
+        self._cut_off = self.loop.call_later(seconds, self.transport.abort)
+
+    def _let_live(self) -> None:
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+            self._cut_off = None
 
     def on_response_complete(self) -> None:
         self.idle_since = time.monotonic()
@@ -76,16 +101,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def is_quiet(self, now: float) -> bool:
         """No request is under way, and none has been for so long that none will come."""
-        busy = self.cycle is not None and not self.cycle.response_complete
-        return not busy and now - self.idle_since >= IDLE_S
-
-    def _begin(self) -> None:
-        self._received = self._header_bytes = 0
-        self._in_headers = True
-
-    def on_message_begin(self) -> None:
-        self._begin()
-        super().on_message_begin()
+        return not self._is_busy() and now - self.idle_since >= IDLE_S
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -103,13 +119,14 @@ class BoundedConnection(HttpToolsProtocol):
                 self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
+        if not self._is_over():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.transport.is_closing():
+        if not self._is_over():
             super().on_message_complete()
-        self._begin()
+        self._received = self._header_bytes = 0
+        self._in_headers = True
 
 
 async def until_quiet(connections: Iterable[Any]) -> None:
