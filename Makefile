@@ -31,8 +31,10 @@ $(PB)/.ready: $(PROTOS) protos/generate.sh $(VENV)/.ready
 run: setup
 	@exec $(BIN)/orca up $(ARGS)
 
+# Two files at a time: much of a test is waiting, for a process to start or a lease to end.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-golden: setup
 	@ORCA_GOLDEN=full $(BIN)/python -m pytest tests/golden $(ARGS)
@@ -152,7 +154,7 @@ $(CHECKOV_VENV)/.ready:
 test-chart: setup $(HELM)
 	@$(PIP) -e '.[chart]' | $(SHOW_PACKAGES)
 	@$(BIN)/hadolint Dockerfile.router Dockerfile.worker
-	@$(BIN)/python -m pytest tests/chart $(ARGS)
+	@$(PYTEST) tests/chart $(ARGS)
 
 # Both images, built by buildah and run by podman; some minutes. Options for the build: see the test's first lines.
 test-images: setup $(HELM)

@@ -276,6 +276,24 @@ def test_a_refused_client_that_goes_on_sending_hears_the_answer(fake_up: Up, sta
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+def test_what_comes_before_rubbish_is_answered_and_a_malformed_body_is_refused(fake_up: Up) -> None:
+    url = httpx.URL(fake_up.url)
+    body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 50}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"
+    for sent, expected in (
+        (whole + b"rubbish\r\n\r\n", [b"200", b"400"]),
+        (whole + whole + b"rubbish\r\n\r\n", [b"200", b"200", b"400"]),
+        (chunked + b'"a":no chunk\r\n', [b"400"]),
+        (whole + b"GET / HTTP/1.1\r\nX-Large: " + b"a" * 200_000, [b"200", b"431"]),
+    ):
+        with socket.create_connection((url.host, url.port), timeout=20) as client:
+            client.sendall(sent)
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == expected
+
+
 def test_a_message_of_all_private_use_characters(fake_up: Up) -> None:
     content = "".join(map(chr, range(0xE000, 0xF900)))
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1}

@@ -39,6 +39,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.idle_since = time.monotonic()
         self._cut_off: asyncio.TimerHandle | None = None
         self._refused = False
+        self._refusal = b""  # that waits for the answers before it
         self._received = 0  # bytes while headers were incomplete, whole reads
         self._header_bytes = 0  # bytes of complete headers
         self._in_headers = True
@@ -59,14 +60,23 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, answer: bytes) -> None:
-        """Answer, say no more, and hear no more; or, where an earlier request's answer is under way, only break off."""
+        """Answer when it is its turn, say no more, and hear no more."""
         if self._is_over():
             return
         self._refused = True
-        if self._is_busy():
+        if not self._is_busy():
+            self._tell(answer)
+        elif not self.cycle.more_body:
+            self._refusal = answer
+        elif self.cycle.response_started or self.pipeline:
             self.transport.close()
-            return
-        self.transport.write(answer)
+        else:  # the request whose body is malformed
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._tell(answer)
+
+    def _tell(self, refusal: bytes) -> None:
+        self.transport.write(refusal)
         self.transport.write_eof()
         self._cut_off_in(LINGER_S)
 
@@ -98,6 +108,8 @@ class BoundedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.idle_since = time.monotonic()
         super().on_response_complete()
+        if self._refusal and not self._is_busy() and not self.transport.is_closing():
+            self._tell(self._refusal)
 
     def is_quiet(self, now: float) -> bool:
         """No request is under way, and none has been for so long that none will come."""
