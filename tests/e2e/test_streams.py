@@ -183,8 +183,9 @@ def orca(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_drain_and_move_by_hand(up: Up, http: httpx.AsyncClient) -> None:
-    want = answer([data for _, data in events((await post(http, LONG)).text)])
-    running = [asyncio.create_task(post(http, LONG)) for _ in range(4)]
+    body = LONG | {"max_tokens": 600, "ignore_eos": True, "stop": None}  # on its way for longer than a command takes
+    want = answer([data for _, data in events((await post(http, body)).text)])
+    running = [asyncio.create_task(post(http, body)) for _ in range(4)]
 
     def is_spread() -> bool:
         return up.metrics()["orca_requests_running"] == 8

@@ -266,6 +266,7 @@ class DecoderOf final : public Decoder {
     const Cache<A> cache{nullptr, nullptr, m.kv_heads, m.head_dim, m.block_size};
     const size_t size = m.head_dim * LANES * sizeof(typename A::Kept::Elem);
     to_come.clear();
+    if (on_intel) return;  // there the products lose more by it than attention wins
     for (const Tile& tile : tiles) {
       if (tile.first > 0) continue;  // the sequence's first tile fetches for all
       const int32_t* table = s.tables + s.spans[tile.span].table;
@@ -508,8 +509,8 @@ class DecoderOf final : public Decoder {
 extern "C" {
 
 // Whether products of floats are faster here than those of bfloat16: Intel's processors take two cycles for one of 32
-// pairs, AMD's one or less, and either a half for one of 16 floats (measured on Zen 4 and Emerald Rapids).
-int orca_wide_is_faster() { return __builtin_cpu_is("intel"); }
+// pairs, AMD's one or less, and either a half for one of 16 floats.
+int orca_wide_is_faster() { return on_intel; }
 
 // The model and everything it points to must outlive the decoder. Null if the format is unknown.
 void* orca_decoder_new(const OrcaModel* model, int threads) {
