@@ -1,7 +1,8 @@
 """`make bench-step`: the time of whole steps against that of their matrix products alone, in one process.
 
 The products run through the same kernels on the same weights; what a step takes beyond them is attention, norms, the
-sampler and bookkeeping. Each pair is measured in turns, and the medians are compared.
+sampler and bookkeeping. Each pair is measured in turns, and the medians are compared. Beside them stands what torch's
+own bfloat16 products take, with the same fused projections: what a plain implementation cannot go below.
 """
 
 import argparse
@@ -30,6 +31,33 @@ SHAPES = [
     *((n, context, 1) for n in COUNTS for context in CONTEXTS if n * context <= MOST_TOKENS),
     (1, PREFILL, PREFILL),
 ]
+
+
+# SmolLM2-135M: [outputs, inputs] of a layer's fused projections, and of the head.
+LAYERS, PROJECTIONS, HEAD = 30, ((960, 576), (576, 576), (3072, 576), (576, 1536)), (49152, 576)
+
+
+class PlainProducts:
+    """The matrix products of a step by torch, on weights in their usual order."""
+
+    def __init__(self) -> None:
+        def random(shape: tuple[int, int]) -> torch.Tensor:
+            return torch.randn(shape, dtype=torch.bfloat16)
+
+        self._layers = [[random(shape) for shape in PROJECTIONS] for _ in range(LAYERS)]
+        self._head = random(HEAD)
+
+    @torch.inference_mode()
+    def run(self, rows: int, wanted: int) -> None:
+        inputs = {width: torch.randn(rows, width, dtype=torch.bfloat16) for width in (576, 1536)}
+        for layer in self._layers:
+            for weight in layer:
+                torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+        torch.nn.functional.linear(inputs[HEAD[1]][:wanted], self._head)
+
+    def measure(self, rows: int, wanted: int, rounds: int) -> float:
+        """The median in ms."""
+        return statistics.median([timed(lambda: self.run(rows, wanted)) for _ in range(rounds + 2)][2:])
 
 
 def rows_of(count: int, context: int, length: int, vocabulary: int) -> list[BatchRow]:
@@ -82,6 +110,11 @@ def main() -> None:
     shapes = [shape for shape in SHAPES if not args.quick or (shape[0] <= 32 and shape[1] in (200, PREFILL))]
     blocks = max(count * -(-context // BLOCK) for count, context, _ in shapes)
     results = []
+    plain = PlainProducts()
+    plain_ms = {
+        count * length: plain.measure(count * length, count, args.rounds) for count, _, length in sorted(set(shapes))
+    }
+    del plain
     for weights in args.weights.split(","):
         dtype = torch.float32 if weights == "float32" else torch.bfloat16
         quantize = "int8" if weights == "int8" else "none"
@@ -95,14 +128,15 @@ def main() -> None:
             quantize=quantize,
             threads=os.cpu_count() or 1,
         )
-        print(f"\n{weights}\nsequences  context  tokens   step ms  products ms  ratio")
+        print(f"\n{weights}\nsequences  context  tokens   step ms  products ms  ratio  torch's products ms  ratio")
         for shape in shapes:
             result = measure(executor, shape, args.rounds, files.vocab_size)
-            results.append({"weights": weights, **result})
             step, product = result["step_ms"], result["products_ms"]
             tokens = int(result["tokens"])
+            result["torch_products_ms"] = theirs = plain_ms[tokens]
             line = f"{shape[0]:9} {shape[1]:8} {tokens:7} {step:9.2f} {product:12.2f} {step / product:6.2f}"
-            print(line, flush=True)
+            print(f"{line} {theirs:20.2f} {step / theirs:6.2f}", flush=True)
+            results.append({"weights": weights, **result})
         del executor
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
