@@ -1,7 +1,6 @@
 """A worker process: wires executor, step loop, publisher and session together."""
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -84,9 +83,6 @@ def make_executor(settings: WorkerSettings, files: ModelFiles, incarnation: str)
     )
     if executor.has_own_threads:
         torch.set_num_threads(1)  # torch's would spin on the cores that the kernels want
-    # What a model's modules consist of is never garbage; looking through it in a step costs milliseconds.
-    gc.collect()
-    gc.freeze()
     return executor
 
 

@@ -258,6 +258,7 @@ class Backend:
         streams = self._streams.get(request_id, set())
         known = stream in streams
         streams.discard(stream)
+        stream.rest()
         if not streams:
             self._streams.pop(request_id, None)
         if not self._streams:

@@ -43,6 +43,8 @@ class Stream:
         self._entries: deque[JournalEntry] = deque()
         self._error: Exception | None = None
         self._news = asyncio.Event()
+        self._until = 0.0  # who waits does so until then, by the event loop's clock
+        self._timer: asyncio.TimerHandle | None = None
 
     def push(self, entry: JournalEntry, before: str) -> None:
         """Take an entry from the inbox whose predecessor is `before`: if it is not the next one, or too many wait, the
@@ -94,13 +96,30 @@ class Stream:
         return self._entries.popleft()
 
     async def _wait(self, patience_s: float) -> None:
-        """Until there is news, or for so long. Every token comes this way: asyncio.timeout would cost more."""
+        """Until there is news, or for so long. Every token comes this way, so its timer is not set anew each time."""
         self._news.clear()
-        timer = asyncio.get_running_loop().call_later(patience_s, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._until = loop.time() + patience_s
+        if self._timer is None or self._timer.when() > self._until:
+            self._set_timer(loop)
+        await self._news.wait()
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.rest()
+        self._timer = loop.call_at(self._until, self._on_timer, loop)
+
+    def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if loop.time() >= self._until:
+            self._news.set()
+        else:
+            self._set_timer(loop)
+
+    def rest(self) -> None:
+        """Nobody waits here any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _more(self) -> None:
         if not self.behind:
