@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import math
-import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +33,9 @@ BATCH, BUDGET, BLOCKS, BLOCK = 32, 512, 4096, 16
 CONTROL_S = 0.002
 
 
+Latency = tuple[int, float]  # output tokens, and seconds per token
+
+
 @dataclass(frozen=True, slots=True)
 class Latencies:
     """Normalised, in ms: the median of all requests, and P99 of the short ones."""
@@ -42,8 +44,7 @@ class Latencies:
     short_p99: float
 
     @classmethod
-    def of(cls, normalised: Sequence[tuple[int, float]]) -> "Latencies":
-        """Pairs of output tokens and seconds per token."""
+    def of(cls, normalised: Sequence[Latency]) -> "Latencies":
         short = [value for tokens, value in normalised if tokens <= SHORT]
         return cls(1e3 * quantile([value for _, value in normalised], 0.5), 1e3 * quantile(short, 0.99))
 
@@ -59,7 +60,7 @@ def serve(server: Server, requests: Sequence[Request], rate: float, seed: int) -
     return seen
 
 
-def simulate(policy: str, cost: CostModel, requests: Sequence[Request], seen: Sequence[Seen]) -> Latencies:
+def simulate(policy: str, cost: CostModel, requests: Sequence[Request], seen: Sequence[Seen]) -> list[Latency]:
     """The same requests at the same times."""
     began = seen[0].due
     arrivals = [
@@ -75,12 +76,10 @@ def simulate(policy: str, cost: CostModel, requests: Sequence[Request], seen: Se
         max_in_flight=2,
     )
     outcome = Simulation(Cluster(cost, limits, policy=policy, control_s=CONTROL_S), arrivals).run()
-    return Latencies.of(
-        [
-            (one.arrival.output_tokens, (one.last_token_s - one.arrival.arrival_s) / one.arrival.output_tokens)
-            for one in outcome.served
-        ]
-    )
+    return [
+        (one.arrival.output_tokens, (one.last_token_s - one.arrival.arrival_s) / one.arrival.output_tokens)
+        for one in outcome.served
+    ]
 
 
 def rate_at(target_ms: float, curve: Sequence[tuple[float, float]]) -> float:
@@ -105,19 +104,18 @@ Runs = dict[str, dict[float, list[tuple[list[Request], list[Seen]]]]]
 
 
 def tell(runs: Runs, costs: dict[str, CostModel], target_ms: float) -> list[dict[str, Any]]:
-    """One table: medians of the rounds, served and simulated."""
+    """One table, served and simulated: of all rounds' requests, for those of one are too few for a P99."""
     results = []
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     print(f"\n{'':17} {'':5} {'median ms/token':^26} {f'p99 of <= {SHORT} tokens':^26}")
     print(f"{'':17} req/s {'served':>9} {'simulated':>10} {'':>5} {'served':>9} {'simulated':>10}")
     for name, by_rate in runs.items():
         for rate, rounds in by_rate.items():
-            served = [Latencies.of([(one.tokens, one.normalised) for one in seen]) for _, seen in rounds]
-            simulated = [simulate(POLICIES[name], costs[name], requests, seen) for requests, seen in rounds]
+            served = [(one.tokens, one.normalised) for _, seen in rounds for one in seen]
+            simulated = [one for pair in rounds for one in simulate(POLICIES[name], costs[name], *pair)]
             row: dict[str, Any] = {"policy": name, "rate": rate}
-            for kind, found in (("served", served), ("simulated", simulated)):
-                row[f"{kind}_median"] = statistics.median(one.median for one in found)
-                row[f"{kind}_short_p99"] = statistics.median(one.short_p99 for one in found)
+            for kind, found in (("served", Latencies.of(served)), ("simulated", Latencies.of(simulated))):
+                row[f"{kind}_median"], row[f"{kind}_short_p99"] = found.median, found.short_p99
                 curves.setdefault((name, kind), []).append((rate, row[f"{kind}_median"]))
             parts = [
                 f"{row[f'served_{what}']:9.1f} {row[f'simulated_{what}']:10.1f} "

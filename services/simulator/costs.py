@@ -249,20 +249,33 @@ class Measured:
         return self.swap_block_s
 
 
+FIT_ROUNDS = 4  # of weights by the last prediction; the second changes a percent, the third nothing
+
+
 def fit(steps: Sequence[tuple[Features, float]]) -> Measured:
     """Least squares with coefficients that are not negative: what comes out negative is left out, and the rest fitted
-    again. Relative errors count, so that the many short steps are not drowned by the few long ones."""
+    again. Relative errors count, so that the many short steps are not drowned by the few long ones; relative to what
+    is predicted, or what took long by chance would count for less, and the whole come out too short."""
     rows = np.array([(1.0, f.tokens, f.sequences, f.attended) for f, _ in steps])
     seconds = np.array([duration for _, duration in steps])
-    weights = 1.0 / seconds
-    keep = [0, 1, 2, 3]
+    predicted = seconds
+    for _ in range(FIT_ROUNDS):
+        values = _least_squares(rows / predicted[:, None], seconds / predicted)
+        predicted = np.maximum(rows @ values, seconds.min() / 2)
+    a, b, c, d = map(float, values)
+    return Measured((a, b, c, d))
+
+
+def _least_squares(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Coefficients of all columns, none negative."""
+    values, keep = np.zeros(rows.shape[1]), list(range(rows.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(rows[:, keep] * weights[:, None], seconds * weights, rcond=None)
+        found, *_ = np.linalg.lstsq(rows[:, keep], wanted, rcond=None)
         if len(keep) == 1 or found.min() >= 0:
             break
         keep.pop(int(found.argmin()))
-    values = dict(zip(keep, (max(0.0, float(value)) for value in found), strict=True))
-    return Measured((values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0), values.get(3, 0.0)))
+    values[keep] = np.maximum(found, 0.0)
+    return values
 
 
 def read_steps(path: Path) -> list[tuple[Features, float]]:

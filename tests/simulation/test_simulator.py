@@ -1,6 +1,7 @@
 """The simulator: the production core on a virtual clock, the papers' figures, and one clear line on bad input."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,19 @@ def test_a_measured_model_is_fitted_and_never_negative() -> None:
     assert min(model.coefficients) >= 0
     for features, seconds in steps:
         assert model.stage_s(features) == pytest.approx(seconds, rel=0.02)
+
+
+def test_what_takes_long_by_chance_counts_in_a_measured_model() -> None:
+    """Its whole is as long as what was measured: near saturation a few percent decide about the queue."""
+    rng = random.Random(5)
+    shapes = [(rng.choice((1, 4, 16, 64, 300)), rng.randint(1, 32)) for _ in range(4000)]
+    steps = [
+        (Features(t, s, 50 * t, 50 * t), (0.01 + 0.0006 * t + 0.0003 * s) * rng.lognormvariate(0.0, 0.3))
+        for t, s in shapes
+    ]
+    model = costs.fit(steps)
+    predicted = sum(model.stage_s(features) for features, _ in steps)
+    assert predicted == pytest.approx(sum(seconds for _, seconds in steps), rel=0.01)
 
 
 def simulate(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
